@@ -1,0 +1,76 @@
+"""`/v1/checkpoints`: what lies under the roots, and what is resident on the device."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from glassblock.wire.values import Answer, Request
+
+
+class DeclaredEps(Answer):
+    """One place that states an epsilon, or the default that stands in for it."""
+
+    norm: Annotated[str, Field(description="norm role")]
+    value: float
+    source: str
+
+
+class Residency(Answer):
+    """What of a checkpoint is held on the device."""
+
+    device: str
+    layers: tuple[int, ...]
+    bytes: int
+
+
+class Fault(Answer):
+    """A fault of the container, the index or the config, as the audit names it."""
+
+    rule: str
+    message: str
+    file: str | None = None
+    tensor: str | None = None
+    byte: int | None = None
+
+
+class CheckpointSummary(Answer):
+    """One line of the list."""
+
+    name: str
+    family: str | None
+    layers: int | None
+    tensors: int
+    bytes: int
+    faults: int
+
+
+class CheckpointList(Answer):
+    """Everything under the configured roots."""
+
+    checkpoints: tuple[CheckpointSummary, ...]
+
+
+class CheckpointDetail(Answer):
+    """Told from headers and configs alone: no tensor is read."""
+
+    name: str
+    family: str | None
+    verified: str | None
+    layers: int | None
+    d_model: int | None
+    d_ff: int | None
+    vocabulary: int | None
+    tensors: int
+    bytes: int
+    dtypes: Annotated[dict[str, int], Field(description="tensors per stored type")]
+    files: tuple[str, ...]
+    shapes: Annotated[dict[str, tuple[int, ...]], Field(description="of every tensor")]
+    eps: tuple[DeclaredEps, ...]
+    residency: Residency | None
+    faults: tuple[Fault, ...]
+
+
+class ResidencyRequest(Request):
+    """Which layers to hold; all of them when left out."""
+
+    layers: tuple[int, ...] | None = None

@@ -1,0 +1,109 @@
+"""`POST /v1/norms/statistics` and `POST /v1/residuals/compare`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from glassblock.wire.values import Answer, BytesRead, Nested, Request, Sample, Sourced, Tensorial
+
+NormRole = Literal["attn_in", "attn_out", "ffn_in", "ffn_out", "final"]
+
+
+class NormStatisticsRequest(Request):
+    """Statistics of `x` and of its norms: with `eps` given, or with a checkpoint's own norm."""
+
+    x: Annotated[Nested | None, Field(description="[..., d]; or the tensor `x`")] = None
+    eps: float | None = None
+    gain: Annotated[Nested | None, Field(description="[d]; or the tensor `gain`; ones when absent")] = None
+    offset: Annotated[float, Field(description="added to the gain")] = 0.0
+    checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    layer: int | None = None
+    norm: Annotated[NormRole | None, Field(description="which norm of the checkpoint")] = None
+    sample: Sample | None = None
+    jacobian: Annotated[bool, Field(description="also the dense Jacobians, up to a width of 128")] = False
+
+
+class Invariance(Answer):
+    """How far an output moves when the input is changed: max |difference| over max |output|."""
+
+    rmsnorm: Nested
+    layernorm: Nested
+
+
+class Invariances(Answer):
+    """Per row: what a norm does not see, within rounding, and what it does."""
+
+    shift: Annotated[Invariance, Field(description="a constant added to every channel")]
+    scale: Annotated[Invariance, Field(description="a positive factor on the row")]
+    negative_scale: Annotated[Invariance, Field(description="a negative factor, the output's sign turned back")]
+    channel_scale: Annotated[Invariance, Field(description="a factor per channel: never an invariance")]
+
+
+class DtypeReport(Answer):
+    """Per row: what a 16-bit engine would lose."""
+
+    float16_value_overflow: Nested
+    float16_square_overflow: Nested
+    float16_square_sum_overflow: Nested
+    bfloat16_square_sum_overflow: Nested
+    float16_eps_underflow: Annotated[bool, Field(description="eps is zero or subnormal in float16")]
+
+
+class NormJacobians(Answer):
+    """Closed form, [..., d, d]: row i, column j holds d y_i / d x_j."""
+
+    rmsnorm: Tensorial = None
+    layernorm: Tensorial = None
+
+
+class NormStatisticsAnswer(Answer):
+    """Every value has the shape of `x` without its last axis; outputs and Jacobians keep it."""
+
+    mean: Nested
+    square_mean: Nested
+    variance: Annotated[Nested, Field(description="biased: divided by d")]
+    rms: Nested
+    rmsnorm: Tensorial = None
+    layernorm: Tensorial = None
+    jacobian: NormJacobians | None = None
+    jacobian_frobenius: Annotated[dict[str, Nested], Field(description="Frobenius norm of each Jacobian, per row")]
+    invariances: Invariances
+    dtype_report: DtypeReport
+    eps: Sourced
+    norm_kind: str | None = None
+    output: Annotated[Tensorial, Field(description="the checkpoint's own norm, in its own arithmetic")] = None
+    read: BytesRead | None = None
+
+
+class ResidualCompareRequest(Request):
+    """The same sublayer wired pre-, post- and sandwich-norm: a matrix, or a checkpoint's FFN."""
+
+    x: Annotated[Nested | None, Field(description="[..., d]; or the tensor `x`")] = None
+    matrix: Annotated[Nested | None, Field(description="[d, d]: F(x) = matrix @ x; or the tensor `matrix`")] = None
+    eps: float | None = None
+    checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    layer: int | None = None
+    sample: Sample | None = None
+    dense_up_to: Annotated[int, Field(ge=0, le=512, description="widest d whose Jacobians are written out")] = 128
+
+
+class JacobianNorms(Answer):
+    """What is told of a Jacobian too wide to write out, per token."""
+
+    frobenius: Nested
+    trace: Nested
+
+
+class ResidualCompareAnswer(Answer):
+    """Outputs [..., d] and Jacobians [..., d, d] of the three wirings."""
+
+    pre: Tensorial = None
+    post: Tensorial = None
+    sandwich: Tensorial = None
+    pre_jacobian: JacobianNorms | Tensorial = None
+    post_jacobian: JacobianNorms | Tensorial = None
+    sandwich_jacobian: JacobianNorms | Tensorial = None
+    jacobians: Annotated[Literal["dense", "norms"], Field(description="which of the two forms stands above")]
+    eps: Sourced
+    notes: tuple[str, ...] = ()
+    read: BytesRead | None = None

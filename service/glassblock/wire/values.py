@@ -1,0 +1,55 @@
+"""What every message on the wire has in common.
+
+Strict when writing: a request with a field that nobody reads is a typo, and is refused.
+Lenient when reading: an answer may come from a newer service that added a field.
+NaN and infinity travel as the strings "NaN", "Infinity" and "-Infinity", never as null.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = "1"
+
+Stage = Literal["x", "normed", "gate", "up", "activated", "hidden", "down", "contribution", "output"]
+PlacementName = Literal["pre", "post", "sandwich", "parallel", "branch-output"]
+ComputeDtype = Literal["float32", "float64", "bfloat16", "float16"]
+
+Nested = Annotated[Any, Field(description="numbers nested in lists, the last axis innermost")]
+"""A small tensor as JSON: a number, or lists of lists of numbers, rectangular."""
+
+Tensorial = Annotated[Any, Field(description="as `Nested`; in a safetensors answer it is a tensor of this name")]
+"""What is large enough to travel as a tensor: null in the message of a safetensors answer."""
+
+
+class Request(BaseModel):
+    """Base of what a caller sends."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings", frozen=True)
+
+
+class Answer(BaseModel):
+    """Base of what a service sends back."""
+
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="strings", frozen=True)
+
+
+class Sample(Request):
+    """Rows of the checkpoint's own embedding, drawn without replacement, as input."""
+
+    rows: Annotated[int, Field(ge=1, le=65_536, description="how many rows")]
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="seed of the draw")] = 0
+
+
+class Sourced(Answer):
+    """A value with the place it came from."""
+
+    value: float | int | str | bool
+    source: Annotated[str, Field(description="file and key, 'override', or 'default of family NAME'")]
+
+
+class BytesRead(Answer):
+    """What was read from disk for this answer."""
+
+    bytes: int
+    tensors: int

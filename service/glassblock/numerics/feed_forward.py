@@ -1,0 +1,129 @@
+"""The feed-forward network of one block, gated or plain.
+
+Gated: down @ (a(gate @ n) * (up @ n)), as the `gating` combines them. Plain: down @ a(up @ n), with no gate.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from glassblock.errors import InvalidValue
+from glassblock.numerics.activations import Activation, Gating
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """The tensors and the arithmetic of one feed-forward network.
+
+    Shapes are checked here rather than by annotation, so that a misfit is told by the name of the tensor.
+
+    Attributes:
+        gate: `[m, d]`, or None for a plain network.
+        up: `[m, d]`. In a plain network its output is what is activated.
+        down: `[d, m]`.
+        gate_bias: `[m]` or None.
+        up_bias: `[m]` or None.
+        down_bias: `[d]` or None.
+        activation: Applied to the gate, or to `up` in a plain network.
+        gating: How the two branches meet. Not used in a plain network.
+
+    Raises:
+        InvalidValue: A shape does not fit the others, or a plain network has a gate bias.
+    """
+
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: Activation
+    gating: Gating
+
+    def __post_init__(self) -> None:
+        if self.up.ndim != 2 or self.up.numel() == 0:
+            raise InvalidValue(
+                f"up has shape {list(self.up.shape)} and should be [hidden width, model width]",
+                hint="Pass a two-dimensional weight stored [out, in].",
+                field="up",
+            )
+        if self.gate is None and self.gate_bias is not None:
+            raise InvalidValue(
+                "a gate bias was given without a gate", hint="A plain network has none.", field="gate_bias"
+            )
+        m, d = self.up.shape
+        expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+            "gate": (self.gate, (m, d)),
+            "up": (self.up, (m, d)),
+            "down": (self.down, (d, m)),
+            "gate_bias": (self.gate_bias, (m,)),
+            "up_bias": (self.up_bias, (m,)),
+            "down_bias": (self.down_bias, (d,)),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tensor is not None and not tensor.is_floating_point():
+                raise InvalidValue(
+                    f"{name} has dtype {tensor.dtype}", hint="Dequantise integer weights first.", field=name
+                )
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise InvalidValue(
+                    f"{name} has shape {list(tensor.shape)} where up, {[m, d]}, asks for {list(shape)}",
+                    hint="Weights are stored [out, in]; a tensor stored [in, out] must be transposed first.",
+                    field=name,
+                )
+
+    @property
+    def width(self) -> int:
+        """m, the number of hidden units."""
+        return self.up.shape[0]
+
+    @property
+    def model_width(self) -> int:
+        """d, the width of what it reads and returns."""
+        return self.up.shape[1]
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.gate is not None
+
+    @property
+    def parameters(self) -> int:
+        """Number of stored numbers, biases included."""
+        tensors = (self.gate, self.up, self.down, self.gate_bias, self.up_bias, self.down_bias)
+        return sum(tensor.numel() for tensor in tensors if tensor is not None)
+
+    def narrowed(self, width: int, *, field: str = "width") -> "FeedForward":
+        """The nested network of the first `width` hidden units, as views; the bias of `down` stays whole.
+
+        Raises:
+            InvalidValue: The width is not between 1 and the network's own.
+        """
+        if not 1 <= width <= self.width:
+            raise InvalidValue(
+                f"the width {width} is not between 1 and {self.width}",
+                hint="Choose how many of the hidden units to keep, counted from the first.",
+                field=field,
+            )
+        return replace(
+            self,
+            gate=None if self.gate is None else self.gate[:width],
+            up=self.up[:width],
+            down=self.down[:, :width],
+            gate_bias=None if self.gate_bias is None else self.gate_bias[:width],
+            up_bias=None if self.up_bias is None else self.up_bias[:width],
+        )
+
+    def swapped(self, *, field: str = "swap") -> "FeedForward":
+        """The network with gate and up exchanged, each with its bias.
+
+        Raises:
+            InvalidValue: The network is plain.
+        """
+        if self.gate is None:
+            raise InvalidValue(
+                "gate and up cannot be exchanged in a plain feed-forward network, which has no gate",
+                hint="Leave the exchange out.",
+                field=field,
+            )
+        return replace(self, gate=self.up, up=self.gate, gate_bias=self.up_bias, up_bias=self.gate_bias)

@@ -1,0 +1,97 @@
+"""Where the norms of a block are, and how its branch joins the residual stream.
+
+The wirings, for a sublayer F, with alpha = `residual_scale` and beta = `branch_scale`:
+
+    PRE             alpha x + beta F(N(x))                     GPT-2, Llama; beta is Granite's residual multiplier
+    POST            N(alpha x + beta F(x))                     BERT; alpha is DeepNorm's (Wang et al. 2022)
+    SANDWICH        alpha x + beta N'(F(N(x)))                 Gemma 2 and 3
+    PARALLEL        alpha x + other + beta F(N(x))             GPT-J, Cohere; `other` is the attention branch
+    BRANCH_OUTPUT   alpha x + beta N'(F(x))                    OLMo-2
+
+`other` is what the parallel branch adds; without it the PARALLEL output is that of the feed-forward branch alone.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from glassblock.errors import InvalidValue
+from glassblock.numerics.norms import Norm
+
+
+class Placement(StrEnum):
+    """Where the norms of a block are."""
+
+    PRE = "pre"
+    POST = "post"
+    SANDWICH = "sandwich"
+    PARALLEL = "parallel"
+    BRANCH_OUTPUT = "branch-output"
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """The norms of a block and how its branch joins the residual stream.
+
+    Attributes:
+        placement: Where the norms are.
+        input_norm: Before the sublayer: PRE, SANDWICH, PARALLEL.
+        output_norm: On what the sublayer returns: SANDWICH, BRANCH_OUTPUT.
+        residual_norm: After the residual add: POST.
+        residual_scale: alpha, on x.
+        branch_scale: beta, on the branch, after its norm where it has one.
+
+    Raises:
+        InvalidValue: A norm is missing or has no place here, or a scale is not finite.
+    """
+
+    placement: Placement
+    input_norm: Norm | None = None
+    output_norm: Norm | None = None
+    residual_norm: Norm | None = None
+    residual_scale: float = 1.0
+    branch_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        needed = _NORMS_OF[self.placement]
+        given = {
+            "input_norm": self.input_norm,
+            "output_norm": self.output_norm,
+            "residual_norm": self.residual_norm,
+        }
+        for role, norm in given.items():
+            if (norm is not None) != (role in needed):
+                problem = "needs" if role in needed else "has no place for"
+                raise InvalidValue(
+                    f"the placement {self.placement.value!r} {problem} a norm in the role {role}",
+                    hint=f"Its norms are: {', '.join(needed)}.",
+                    field=role,
+                )
+        for name, scale in (("residual_scale", self.residual_scale), ("branch_scale", self.branch_scale)):
+            if not math.isfinite(scale):
+                raise InvalidValue(f"{name} is {scale}", hint="Give a finite number.", field=name)
+
+    def to(self, dtype: torch.dtype) -> "Wiring":
+        """The same wiring with the tensors of its norms cast."""
+        return Wiring(
+            self.placement,
+            *(None if norm is None else norm.to(dtype) for norm in self.norms),
+            residual_scale=self.residual_scale,
+            branch_scale=self.branch_scale,
+        )
+
+    @property
+    def norms(self) -> tuple[Norm | None, Norm | None, Norm | None]:
+        """Input, output and residual norm."""
+        return self.input_norm, self.output_norm, self.residual_norm
+
+
+_NORMS_OF: dict[Placement, tuple[str, ...]] = {
+    Placement.PRE: ("input_norm",),
+    Placement.POST: ("residual_norm",),
+    Placement.SANDWICH: ("input_norm", "output_norm"),
+    Placement.PARALLEL: ("input_norm",),
+    Placement.BRANCH_OUTPUT: ("output_norm",),
+}

@@ -1,0 +1,1 @@
+"""Tests of `glassblock.numerics`; `makers` builds what they share."""

@@ -1,0 +1,221 @@
+"""Closed forms against central differences, against autograd, and against one another."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from glassblock.errors import InvalidValue
+from glassblock.numerics.norm_jacobians import (
+    norm_jacobian,
+    norm_jacobian_along_row,
+    norm_jacobian_frobenius,
+    norm_jacobian_singular_values,
+    norm_jacobian_spectral_bounds,
+    norm_jacobian_times,
+    norm_jacobian_trace,
+    times_norm_jacobian,
+)
+from glassblock.numerics.norms import NORM_KINDS, GainOrder, Norm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from numerics.makers import central_differences, make_norm, random_tensor, unit_norm
+
+D = 9
+EVERY_KIND = sorted(NORM_KINDS)
+UNWEIGHTED = ["rms_noweight", "layernorm_noparam"]
+EPS = [0.0, 1e-5, 0.7]
+
+# With a step of 1e-5 the truncation, h^2/6 f''', and the rounding, 1e-16/h, are both near 1e-11; the third derivative
+# of a norm whose s is of the order of one is of the order of ten.
+DIFFERENCES = 5e-10
+# Sums of nine float64 products that are a few ones large.
+ROUNDING = 2e-14
+
+
+def rows() -> Tensor:
+    x = random_tensor(2, 3, D, seed=11)
+    x[0, 1] += 2.0
+    x[1, 2, 4] = 8.0
+    return x
+
+
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_dense_against_central_differences(name: str, eps: float) -> None:
+    norm = make_norm(name, D, eps=eps)
+    for row in rows().flatten(0, 1):
+        expected = central_differences(norm, row)
+        torch.testing.assert_close(norm_jacobian(row, norm), expected, rtol=0.0, atol=DIFFERENCES)
+
+
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_dense_against_autograd(name: str, eps: float) -> None:
+    norm = make_norm(name, D, eps=eps)
+    x = rows()
+    jacobian = norm_jacobian(x, norm)
+    assert jacobian.shape == (2, 3, D, D)
+    for index in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        expected = torch.func.jacrev(norm)(x[tuple(index)])
+        torch.testing.assert_close(jacobian[tuple(index)], expected, rtol=0.0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_products_norm_and_trace_against_the_dense_matrix(name: str, eps: float) -> None:
+    norm, x, v = make_norm(name, D, eps=eps), rows(), random_tensor(2, 3, D, seed=12)
+    dense = norm_jacobian(x, norm)
+    close = {"rtol": 0.0, "atol": ROUNDING}
+    torch.testing.assert_close(norm_jacobian_times(x, norm, v), torch.einsum("...ij,...j->...i", dense, v), **close)
+    torch.testing.assert_close(times_norm_jacobian(v, x, norm), torch.einsum("...i,...ij->...j", v, dense), **close)
+    torch.testing.assert_close(norm_jacobian_along_row(x, norm), torch.einsum("...ij,...j->...i", dense, x), **close)
+    torch.testing.assert_close(norm_jacobian_frobenius(x, norm), torch.linalg.matrix_norm(dense), **close)
+    torch.testing.assert_close(norm_jacobian_trace(x, norm), dense.diagonal(dim1=-2, dim2=-1).sum(-1), **close)
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_the_textbook_form(name: str) -> None:
+    norm, x = make_norm(name, D, eps=0.3), rows()
+    gamma = torch.ones(D, dtype=torch.float64) if norm.gain is None else norm.gain + norm.kind.offset
+    centred = x - x.mean(-1, keepdim=True) if norm.kind.centred else x
+    s = (centred.square().mean(-1) + 0.3).sqrt()[..., None, None]
+    projection = torch.eye(D, dtype=torch.float64) - (1 / D if norm.kind.centred else 0.0)
+    outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
+    expected = gamma[:, None] * (projection / s - outer / (D * s**3))
+    torch.testing.assert_close(norm_jacobian(x, norm), expected, rtol=0.0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 0.7])
+@pytest.mark.parametrize("name", UNWEIGHTED)
+def test_singular_values_against_a_decomposition(name: str, eps: float) -> None:
+    norm, x = unit_norm(name, eps=eps), rows()
+    expected = torch.linalg.svdvals(norm_jacobian(x, norm))
+    torch.testing.assert_close(norm_jacobian_singular_values(x, norm), expected, rtol=0.0, atol=ROUNDING)
+
+
+def test_singular_values_of_a_constant_gain_and_of_width_one() -> None:
+    gain = torch.tensor([2.0, -2.0, 2.0], dtype=torch.float64)
+    x = random_tensor(4, 3)
+    for name in ("rms_llama", "layernorm_nobias"):
+        norm = Norm(NORM_KINDS[name], gain, None, 0.1)
+        expected = torch.linalg.svdvals(norm_jacobian(x, norm))
+        torch.testing.assert_close(norm_jacobian_singular_values(x, norm), expected, rtol=0.0, atol=ROUNDING)
+    one = torch.tensor([[3.0]], dtype=torch.float64)
+    for name in UNWEIGHTED:
+        norm = unit_norm(name, eps=4.0)
+        expected = torch.linalg.svdvals(norm_jacobian(one, norm))
+        torch.testing.assert_close(norm_jacobian_singular_values(one, norm), expected, rtol=0.0, atol=ROUNDING)
+
+
+def test_singular_values_of_a_varying_gain_are_refused() -> None:
+    with pytest.raises(InvalidValue) as caught:
+        norm_jacobian_singular_values(rows(), make_norm("rms_llama", D))
+    assert caught.value.field == "gain"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(EVERY_KIND),
+    d=st.integers(1, 8),
+    eps=st.sampled_from([1e-12, 1e-3, 10.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_the_largest_singular_value_lies_within_its_bounds(name: str, d: int, eps: float, seed: int) -> None:
+    norm, x = make_norm(name, d, seed=seed, eps=eps), random_tensor(5, d, seed=seed)
+    lower, upper = norm_jacobian_spectral_bounds(x, norm)
+    largest = torch.linalg.matrix_norm(norm_jacobian(x, norm), ord=2)
+    # Bounds that are attained are attained up to rounding.
+    assert (lower <= largest * (1 + 1e-12)).all()
+    assert (largest <= upper * (1 + 1e-12)).all()
+
+
+def test_the_spectral_bounds_are_those_of_the_gain() -> None:
+    # s = 1 for rows of ones without eps: the bounds are gains themselves.
+    gain = torch.tensor([1.0, -7.0, 3.0, 2.0], dtype=torch.float64)
+    ones = torch.tensor([[1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
+    rms = norm_jacobian_spectral_bounds(ones, Norm(NORM_KINDS["rms_llama"], gain, None, 0.0))
+    layer = norm_jacobian_spectral_bounds(ones, Norm(NORM_KINDS["layernorm_nobias"], gain, None, 0.0))
+    assert (rms.lower.item(), rms.upper.item()) == (3.0, 7.0)
+    assert (layer.lower.item(), layer.upper.item()) == (2.0, 7.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(EVERY_KIND),
+    exponent=st.integers(-280, 280),
+    seed=st.integers(0, 1000),
+)
+def test_rows_of_any_size_scale_as_they_must(name: str, exponent: int, seed: int) -> None:
+    # J(c x) = J(x) / c with eps = 0. Squares of 1e280 do not exist in float64.
+    norm, x = make_norm(name, D, seed=seed, eps=0.0), random_tensor(3, D, seed=seed)
+    scale = 10.0**exponent
+    found = norm_jacobian(x * scale, norm) * scale
+    torch.testing.assert_close(found, norm_jacobian(x, norm), rtol=1e-12, atol=1e-12)
+    size = norm_jacobian_frobenius(x * scale, norm) * scale
+    torch.testing.assert_close(size, norm_jacobian_frobenius(x, norm), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_float32_rows_whose_squares_overflow_keep_a_derivative(name: str) -> None:
+    norm, x = make_norm(name, D, eps=1e-5), rows()
+    huge = (x * 1e30).float()
+    narrow = norm.to(torch.float32)
+    found = norm_jacobian(huge, narrow)
+    assert found.dtype == torch.float32
+    expected = norm_jacobian(huge.double(), norm)
+    # Tens of float32 roundings, relative to the largest entry of each matrix.
+    assert ((found - expected).abs().amax((-2, -1)) < 1e-5 * expected.abs().amax((-2, -1))).all()
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_zero_rows_have_a_derivative_while_eps_is_there(name: str) -> None:
+    norm, x = make_norm(name, D, eps=0.04), torch.zeros(D, dtype=torch.float64)
+    gamma = torch.ones(D, dtype=torch.float64) if norm.gain is None else norm.gain + norm.kind.offset
+    projection = torch.eye(D, dtype=torch.float64) - (1 / D if norm.kind.centred else 0.0)
+    torch.testing.assert_close(norm_jacobian(x, norm), gamma[:, None] * projection / 0.2, rtol=1e-14, atol=1e-14)
+    assert torch.equal(norm_jacobian_along_row(x, norm), x)
+
+
+def test_without_eps_nothing_is_left_along_the_row_exactly() -> None:
+    for name in EVERY_KIND:
+        assert (norm_jacobian_along_row(rows(), make_norm(name, D, eps=0.0)) == 0).all(), name
+
+
+def test_a_tiny_eps_is_seen_along_the_row_without_cancellation() -> None:
+    x = torch.full((4,), 3.0, dtype=torch.float64)
+    found = norm_jacobian_along_row(x, unit_norm(eps=1e-20))
+    # eps x / s^3 = 1e-20 * 3 / 27; a product with the dense matrix would give rounding, near 1e-16.
+    torch.testing.assert_close(found, torch.full((4,), 1e-20 / 9, dtype=torch.float64), rtol=1e-14, atol=0.0)
+
+
+def test_the_frobenius_norm_does_not_go_below_zero() -> None:
+    # One channel holds the whole row and eps is nothing: J is zero there, up to rounding.
+    for name in UNWEIGHTED:
+        d = 1 if name == "rms_noweight" else 2
+        x = torch.tensor([[0.1] + [-0.1] * (d - 1), [3.7] + [1.1] * (d - 1)], dtype=torch.float64)
+        found = norm_jacobian_frobenius(x, unit_norm(name, eps=0.0)) * x[:, 0].abs()
+        # The root of float64's rounding.
+        assert (found < 5e-8).all()
+
+
+def test_a_bias_has_no_part_in_it() -> None:
+    norm, x = make_norm("layernorm", D), rows()
+    assert torch.equal(norm_jacobian(x, norm), norm_jacobian(x, replace(norm, bias=None)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_rows_are_widened(dtype: torch.dtype) -> None:
+    x = rows().to(dtype)
+    norm = make_norm("rms_llama", D).to(dtype)
+    assert norm_jacobian(x, norm).dtype == torch.float32
+    wide = norm_jacobian(x.double(), norm.to(torch.float64))
+    # Some float32 roundings on entries that are a few ones large.
+    torch.testing.assert_close(norm_jacobian(x, norm).double(), wide, rtol=0.0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, kind in NORM_KINDS.items() if kind.gain is not GainOrder.NONE))
+def test_rows_of_another_width_are_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match="9 channels"):
+        norm_jacobian(torch.ones(2, D + 1), make_norm(name, D))

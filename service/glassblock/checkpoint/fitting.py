@@ -1,0 +1,212 @@
+"""Whether a tensor has the shape that the config and the family give it, and, where not, in which way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.family import Architecture, Size
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.settings import Sourced, size_of
+
+LayerFaultKind = Literal[
+    "shape", "missing-tensor", "missing-bias", "missing-norm", "final-missing", "empty", "quantised"
+]
+
+FLOAT_CODES = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes whose numbers are the weights themselves, without a scale."""
+
+_RULES: Mapping[LayerFaultKind, str | None] = MappingProxyType(
+    {
+        "shape": "config/shape",
+        "missing-tensor": "ffn/missing-tensor",
+        "missing-bias": "ffn/missing-bias",
+        "missing-norm": "norm/role",
+        "final-missing": "norm/final-missing",
+        "empty": "tensor/empty",
+        "quantised": None,
+    }
+)
+# Names that stand for a missing `.weight`: GPTQ and AWQ, compressed-tensors, MXFP4.
+_PACKED_SUFFIXES = (".qweight", ".weight_packed", "_blocks")
+_TELLING_RATIOS = (
+    (2, 1, "twice what"),
+    (3, 1, "three times what"),
+    (1, 2, "half of what"),
+    (1, 3, "a third of what"),
+    (3, 2, "1.5 times what"),
+    (2, 3, "two thirds of what"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFault:
+    """One tensor that does not fit, or is not there.
+
+    Attributes:
+        kind: Which.
+        layer: Its layer; None for what belongs to none.
+        tensor: Its full name.
+        file: The file it lies in, or, when it is missing, the checkpoint's path.
+        message: What is wrong, with shapes and config keys.
+        hint: What to do.
+    """
+
+    kind: LayerFaultKind
+    layer: int | None
+    tensor: str
+    file: Path
+    message: str
+    hint: str
+
+    @property
+    def rule(self) -> str | None:
+        """The name of the audit rule it falls under; None where it is nothing wrong but something not read yet."""
+        return _RULES[self.kind]
+
+
+class Axis(NamedTuple):
+    """The length of an axis: the product of sizes, times a number."""
+
+    sizes: tuple[Size, ...]
+    times: int = 1
+
+
+class Wanted(NamedTuple):
+    """A tensor that a family has, or (not `declared`) must not have.
+
+    Attributes:
+        place: The part of the network, or the role of the norm.
+        kind: What it is there.
+        name: Its full name.
+        axes: Its shape.
+        declared: Whether family and config say that it is there.
+        optional: Whether it may be absent all the same.
+    """
+
+    place: str
+    kind: Literal["weight", "bias", "gain", "norm-bias"]
+    name: str
+    axes: tuple[Axis, ...]
+    declared: bool = True
+    optional: bool = False
+
+
+class Sizes:
+    """Sizes as the config and the family say, or, without a config, as the first tensor shows them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._seen: dict[Size, Sourced[int]] = {}
+
+    def of(self, size: Size) -> Sourced[int] | None:
+        """The size, if anybody has told it yet."""
+        config = self._checkpoint.config
+        if config is None:
+            return self._seen.get(size)
+        if size not in self._seen:
+            self._seen[size] = size_of(config, row_of(self._checkpoint), size)
+        return self._seen[size]
+
+    def learn(self, axes: tuple[Axis, ...], entry: TensorEntry) -> None:
+        """Without a config, take the sizes that `entry` shows first."""
+        if self._checkpoint.config is not None:
+            return
+        for axis, length in zip(axes, entry.shape, strict=False):
+            if len(axis.sizes) == 1 and length % axis.times == 0:
+                self._seen.setdefault(axis.sizes[0], Sourced(length // axis.times, f"tensor {entry.name}"))
+
+
+def row_of(checkpoint: Checkpoint) -> Architecture:
+    """The family of a checkpoint that is known to have one."""
+    if checkpoint.family is None:
+        raise ValueError("the checkpoint has no family: look at family_fault first")
+    return checkpoint.family
+
+
+def trunk_prefix(checkpoint: Checkpoint) -> str:
+    """The prefix of a checkpoint's names, which is known."""
+    if checkpoint.trunk is None:
+        raise ValueError("the checkpoint has no trunk: look at family_fault first")
+    return checkpoint.trunk.prefix
+
+
+def fault_of(
+    checkpoint: Checkpoint, item: Wanted, entry: TensorEntry | None, sizes: Sizes, layer: int | None
+) -> LayerFault | None:
+    """What is wrong with the tensor that was found for `item`, or with there being none."""
+    if not item.declared:
+        return None
+    if entry is None:
+        return None if item.optional else _missing(checkpoint, item, layer)
+    if entry.dtype not in FLOAT_CODES:
+        message = (
+            f"{entry.name} is stored as {entry.dtype}: quantised weights are not read yet, "
+            f"only {', '.join(sorted(FLOAT_CODES))}"
+        )
+        return LayerFault("quantised", layer, entry.name, entry.file, message, "Dequantise the checkpoint first.")
+    if entry.elements == 0:
+        message = f"{entry.name} has the shape {list(entry.shape)} and holds nothing"
+        hint = "Sharded parameters may have been saved without being gathered (ZeRO-3): save the model again."
+        return LayerFault("empty", layer, entry.name, entry.file, message, hint)
+    sizes.learn(item.axes, entry)
+    lengths = [_length(axis, sizes) for axis in item.axes]
+    if len(lengths) == len(entry.shape) and all(
+        length is None or length == found for length, found in zip(lengths, entry.shape, strict=True)
+    ):
+        return None
+    expected = ", ".join("any" if length is None else str(length) for length in lengths)
+    reasons = {
+        f"{size} {known.value} ({known.source})"
+        for axis in item.axes
+        for size in axis.sizes
+        if (known := sizes.of(size)) is not None
+    }
+    message = f"{entry.name} has the shape {list(entry.shape)} where [{expected}] is expected"
+    if reasons:
+        message += f": {', '.join(sorted(reasons))}"
+    hint = _shape_hint(list(entry.shape), [length or 0 for length in lengths])
+    return LayerFault("shape", layer, entry.name, entry.file, message, hint)
+
+
+def _length(axis: Axis, sizes: Sizes) -> int | None:
+    known = [sizes.of(size) for size in axis.sizes]
+    return None if None in known else axis.times * prod(size.value for size in known if size is not None)
+
+
+def _missing(checkpoint: Checkpoint, item: Wanted, layer: int | None) -> LayerFault:
+    stem = item.name.removesuffix(".weight")
+    packed = next((stem + suffix for suffix in _PACKED_SUFFIXES if stem + suffix in checkpoint.entries), None)
+    if packed is not None:
+        message = f"{item.name} is stored packed, as {packed}: quantised weights are not read yet"
+        file = checkpoint.entries[packed].file
+        return LayerFault("quantised", layer, packed, file, message, "Dequantise the checkpoint first.")
+    kinds: dict[str, LayerFaultKind] = {
+        "weight": "missing-tensor",
+        "bias": "missing-bias",
+        "gain": "missing-norm",
+        "norm-bias": "missing-norm",
+    }
+    kind = "final-missing" if item.place == "final" else kinds[item.kind]
+    name = row_of(checkpoint).name
+    message = f"{item.name} is missing: the family {name} has it"
+    return LayerFault(kind, layer, item.name, checkpoint.path, message, "Convert or download the checkpoint again.")
+
+
+def _shape_hint(found: list[int], expected: list[int]) -> str:
+    if len(found) == len(expected) and found == expected[::-1]:
+        return "It lies there transposed: transpose it, or look for the family that stores it so."
+    off = [pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]]
+    if len(found) == len(expected) and len(off) == 1:
+        length, wanted = off[0]
+        if not wanted:
+            return "Convert the checkpoint again."
+        for times, over, words in _TELLING_RATIOS:
+            if length * over == wanted * times:
+                return f"{length} is {words} the config says: the two may count another thing under that name."
+        if 0 < length - wanted < wanted // 4 and length % 8 == 0:
+            return f"{length - wanted} more than the config says: if those are zeros, the width was padded."
+    return "Correct the config, or convert the checkpoint again."

@@ -1,0 +1,304 @@
+"""`model.safetensors.index.json`: which tensor lies in which shard, checked against the shards both ways.
+
+A loader that asks only for what the index names never sees a tensor that it forgot, and one that reads
+the shards never sees a name without a tensor. Both directions are joined here, and told as values.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, cast
+
+from glassblock.checkpoint.container import Container
+from glassblock.checkpoint.files import read_whole
+from glassblock.checkpoint.strict_json import JsonFault, parse_json, shown
+from glassblock.errors import DamagedCheckpoint
+
+MAX_INDEX_BYTES = 64 << 20
+"""Longest index read. One of a million tensors has about 60 MB."""
+
+IndexFaultKind = Literal[
+    "header",
+    "missing-shard",
+    "missing-tensor",
+    "unlisted-tensor",
+    "wrong-shard",
+    "total-size",
+    "two-weight-sets",
+    "duplicate",
+]
+
+_RULES: Mapping[IndexFaultKind, str] = MappingProxyType({"header": "container/header", "duplicate": "tensor/duplicate"})
+_LONGEST_NAME = 255
+_SHOWN = 5
+_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFault:
+    """One disagreement between index, shards and directory.
+
+    Attributes:
+        kind: Which, after the rules `index/*`; `header` when the index itself cannot be read, `duplicate` when one
+            tensor lies in two shards.
+        file: The index or shard at fault.
+        tensors: The names concerned, all of them.
+        byte: Where an unreadable index stops being readable.
+        message: What is wrong, with numbers and the first few names.
+        hint: What to do.
+    """
+
+    kind: IndexFaultKind
+    file: Path
+    message: str
+    hint: str
+    tensors: tuple[str, ...] = ()
+    byte: int | None = None
+
+    @property
+    def tensor(self) -> str | None:
+        """The first tensor concerned."""
+        return self.tensors[0] if self.tensors else None
+
+    @property
+    def rule(self) -> str:
+        """The name of the audit rule it falls under."""
+        return _RULES.get(self.kind, f"index/{self.kind}")
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an index says, as far as it can be used.
+
+    Attributes:
+        file: The index.
+        weight_map: Tensor name to shard name; only names that are plain file names in the same directory.
+        total_size: Bytes of tensor data it claims, or None.
+        faults: What is wrong with the index by itself.
+    """
+
+    file: Path
+    weight_map: Mapping[str, str]
+    total_size: int | None
+    faults: tuple[IndexFault, ...]
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """The shards it names, sorted."""
+        return tuple(sorted(set(self.weight_map.values())))
+
+
+def read_index(path: Path, *, real: Path | None = None) -> Index:
+    """The index at `path`; damage is in its faults.
+
+    Raises:
+        UnknownCheckpoint, AccessRefused, ServiceUnavailable: See `files.open_regular`.
+    """
+
+    def broken(message: str, byte: int | None = None) -> Index:
+        hint = "Write the index again from the shards' headers."
+        return Index(path, {}, None, (IndexFault("header", path, f"{path.name} {message}", hint, byte=byte),))
+
+    try:
+        raw = read_whole(path.resolve() if real is None else real, name=path.name, limit=MAX_INDEX_BYTES)
+        value = parse_json(raw, constants=False)
+    except DamagedCheckpoint as error:
+        return broken(f"cannot be used: {error.message}")
+    except JsonFault as error:
+        return broken(f"cannot be read: {error.message}", error.byte)
+    fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    mapped = fields.get("weight_map")
+    if not isinstance(mapped, dict):
+        return broken("has no object weight_map")
+    weight_map = cast("dict[str, object]", mapped)
+    metadata = fields.get("metadata")
+    claimed = cast("dict[str, object]", metadata).get("total_size") if isinstance(metadata, dict) else None
+    total_size = _size(claimed)
+    faults: list[IndexFault] = []
+    if claimed is not None and total_size is None:
+        message = f"{path.name} claims a total_size of {claimed!r:.80}, which is no whole number of bytes"
+        faults.append(IndexFault("total-size", path, message, "Write the sum of the tensors' bytes."))
+    usable, refused = _plain_names(weight_map)
+    if refused:
+        place = shown(str(weight_map[refused[0]]))
+        message = (
+            f"{path.name} puts {names_in_words(refused)} into {place}, which is no plain file name in its directory; "
+            "it was not opened"
+        )
+        hint = "Name shards of the same directory only."
+        faults.append(IndexFault("missing-shard", path, message, hint, tuple(refused)))
+    return Index(path, MappingProxyType(usable), total_size, tuple(faults))
+
+
+def compare_index(index: Index, containers: Mapping[str, Container]) -> tuple[IndexFault, ...]:
+    """Join the index with the headers of its shards, both ways.
+
+    Args:
+        index: The index.
+        containers: Shard name to header, of the shards that are there.
+
+    Returns:
+        One fault for each kind and shard, and one for all absent shards together. A shard whose header cannot be
+        read has its own container fault and convicts no tensor here.
+    """
+    claimed: dict[str, list[str]] = defaultdict(list)
+    for tensor, shard in index.weight_map.items():
+        claimed[shard].append(tensor)
+    holders = shards_of(containers.values())
+    absent = [shard for shard in index.shards if shard not in containers]
+    faults = [_missing_shards(index, absent, claimed)] if absent else []
+    for shard in index.shards:
+        container = containers.get(shard)
+        if container is not None and container.listed:
+            faults.extend(_claims(index, shard, container, claimed[shard], holders, unsure=_unsure(containers)))
+    for shard, container in sorted(containers.items()):
+        unlisted = [name for name in container.entries if name not in index.weight_map]
+        if unlisted:
+            message = (
+                f"{shard} holds {names_in_words(unlisted)}, which {index.file.name} does not list: a loader skips them"
+            )
+            hint = "A loader that follows the index skips them: add them to it, or remove them."
+            faults.append(IndexFault("unlisted-tensor", container.file, message, hint, tuple(unlisted)))
+    once = all(len(files) == 1 for files in holders.values())
+    if not faults and once and all(container.listed for container in containers.values()):
+        faults.extend(_total_size(index, containers.values()))
+    return tuple(faults)
+
+
+def duplicate_faults(containers: Iterable[Container]) -> tuple[IndexFault, ...]:
+    """One fault for each pair of shards that both hold a tensor of the same name."""
+    pairs: dict[tuple[Path, ...], list[str]] = defaultdict(list)
+    for name, holders in shards_of(containers).items():
+        if len(holders) > 1:
+            pairs[tuple(holders)].append(name)
+    return tuple(
+        IndexFault(
+            "duplicate",
+            files[-1],
+            f"{names_in_words(names)} lies in {' and in '.join(file.name for file in files)}",
+            "Keep one copy. Without an index, which of them a loader takes depends on the order it reads in.",
+            tuple(names),
+        )
+        for files, names in pairs.items()
+    )
+
+
+def shards_of(containers: Iterable[Container]) -> dict[str, list[Path]]:
+    """The files that hold each tensor."""
+    holders: dict[str, list[Path]] = defaultdict(list)
+    for container in containers:
+        for name in container.entries:
+            holders[name].append(container.file)
+    return holders
+
+
+def missing_by_number(names: Sequence[str], directory: Path) -> tuple[IndexFault, ...]:
+    """Shards that the numbers in the names of the others promise (`model-00001-of-00002.safetensors`).
+
+    For directories without an index, where nothing else would tell.
+    """
+    series: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            series[match["stem"], match["count"]].add(int(match["number"]))
+    faults: list[IndexFault] = []
+    for (stem, count), numbers in sorted(series.items()):
+        absent = int(count) - sum(1 <= number <= int(count) for number in numbers)
+        if absent <= 0:
+            continue
+        first = next(number for number in range(1, int(count) + 1) if number not in numbers)
+        name = f"{stem}-{first:0{len(count)}d}-of-{count}.safetensors"
+        message = f"{absent} of {int(count)} shards named {stem}-*-of-{count} are absent, the first is {name}"
+        faults.append(IndexFault("missing-shard", directory / name, message, "Download the missing shards."))
+    return tuple(faults)
+
+
+def series_of(name: str) -> str:
+    """The weight set that a file belongs to by its name: `model` for `model-00001-of-00002.safetensors`."""
+    match = _NUMBERED.fullmatch(name)
+    return match["stem"] if match else name.removesuffix(".safetensors")
+
+
+def _size(value: object) -> int | None:
+    # Some writers put a float there.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None
+
+
+def _plain_names(weight_map: dict[str, object]) -> tuple[dict[str, str], list[str]]:
+    usable: dict[str, str] = {}
+    refused: list[str] = []
+    for tensor, shard in weight_map.items():
+        if isinstance(shard, str) and is_plain_name(shard) and shard.endswith(".safetensors"):
+            usable[tensor] = shard
+        else:
+            refused.append(tensor)
+    return usable, refused
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` is the name of a file in the same directory, and nothing that leads elsewhere."""
+    return (
+        name not in {"", ".", ".."}
+        and not any(character in name for character in "/\\\0")
+        and len(name.encode("utf-8", "surrogatepass")) <= _LONGEST_NAME
+    )
+
+
+def names_in_words(names: Sequence[str]) -> str:
+    """`the tensor "a"`, or `12 tensors ("a", "b", "c", "d", "e" and 7 more)`."""
+    first = ", ".join(shown(name) for name in names[:_SHOWN])
+    if len(names) == 1:
+        return f"the tensor {first}"
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"{len(names):,} tensors ({first}{more})"
+
+
+def _missing_shards(index: Index, absent: Sequence[str], claimed: Mapping[str, list[str]]) -> IndexFault:
+    tensors = tuple(name for shard in absent for name in claimed[shard])
+    many = f"{len(absent)} of {len(index.shards)} shards are"
+    which = f"the shard {shown(absent[0])} is" if len(absent) == 1 else many
+    first = "" if len(absent) == 1 else f", the first is {shown(absent[0])}"
+    message = f"{which} absent{first}; {index.file.name} puts {names_in_words(tensors)} there"
+    hint = "Download what is missing, or write the index again."
+    return IndexFault("missing-shard", index.file.with_name(absent[0]), message, hint, tensors)
+
+
+def _unsure(containers: Mapping[str, Container]) -> bool:
+    return not all(container.listed for container in containers.values())
+
+
+def _claims(
+    index: Index,
+    shard: str,
+    container: Container,
+    claimed: Sequence[str],
+    holders: Mapping[str, Sequence[Path]],
+    *,
+    unsure: bool,
+) -> Iterator[IndexFault]:
+    absent = [name for name in claimed if name not in container.entries and name not in container.refused]
+    elsewhere: dict[Path, list[str]] = defaultdict(list)
+    for name in absent:
+        if name in holders:
+            elsewhere[holders[name][0]].append(name)
+    for file, names in elsewhere.items():
+        message = f"{index.file.name} puts {names_in_words(names)} into {shard}, but it lies in {file.name}"
+        yield IndexFault("wrong-shard", file, message, "Correct the index.", tuple(names))
+    nowhere = [name for name in absent if name not in holders]
+    if nowhere:
+        doubt = " (one shard could not be read)" if unsure else ""
+        message = f"{index.file.name} lists {names_in_words(nowhere)} in {shard}, which no shard holds{doubt}"
+        hint = "Convert the checkpoint again, or remove the name if the model does not need it."
+        yield IndexFault("missing-tensor", container.file, message, hint, tuple(nowhere))
+
+
+def _total_size(index: Index, containers: Iterable[Container]) -> Iterator[IndexFault]:
+    held = sum(entry.bytes for container in containers for entry in container.entries.values())
+    if index.total_size is not None and index.total_size != held:
+        message = f"{index.file.name} claims a total_size of {index.total_size:,} bytes; the shards hold {held:,}"
+        yield IndexFault("total-size", index.file, message, "Write the sum of the tensors' bytes.")

@@ -1,0 +1,237 @@
+"""A checkpoint as opened: every header, the index, the config and the family, and not one byte of tensor data.
+
+What is wrong stays a value, so that an audit can report all of it; `Checkpoint.require_usable` turns the
+first fatal fault into an error, for whoever wants to run something.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+
+from glassblock.checkpoint.config import ConfigFault, ConfigFile, read_config
+from glassblock.checkpoint.container import read_container
+from glassblock.checkpoint.entries import Container, ContainerFault, TensorEntry
+from glassblock.checkpoint.family import Architecture, Trunk
+from glassblock.checkpoint.index import Index, IndexFault, read_index
+from glassblock.checkpoint.recognition import family_named, find_trunk, no_trunk, recognise
+from glassblock.checkpoint.roots import Roots, checked_file
+from glassblock.checkpoint.settings import Sourced, config_faults, size_of
+from glassblock.checkpoint.weight_sets import SINGLE_NAME, in_use, join_entries, weight_set_faults
+from glassblock.errors import AccessRefused, DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
+
+MAX_FILES = 100_000
+"""Entries of a directory looked at."""
+
+INDEX_NAME = "model.safetensors.index.json"
+
+Fault = ContainerFault | IndexFault | ConfigFault
+
+_HARMLESS = frozenset({"unlisted-tensor", "total-size", "two-weight-sets"})
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What lies at a path.
+
+    Attributes:
+        path: The directory or file.
+        containers: Headers of the weight files in use, by file name.
+        index: The index, where there is one.
+        config: config.json, where there is a readable one.
+        params: params.json, where there is a readable one. It is reported, not used.
+        entries: The tensors, each once.
+        duplicates: Tensors that lie in more than one file, with all their places.
+        faults: Everything wrong with containers, index and config.
+        family: The row of the family table that the config names, or that was asked for.
+        family_fault: Why there is no family, or why its names fit none of the tensors. None beside `family` None when
+            config.json cannot be read, which is one of `faults`.
+        trunk: How the file prefixes the family's names.
+        layer_indices: The layers of which the tensors show something, in order.
+        notes: What was taken for granted while opening, in sentences.
+    """
+
+    path: Path
+    containers: Mapping[str, Container]
+    index: Index | None
+    config: ConfigFile | None
+    params: ConfigFile | None
+    entries: Mapping[str, TensorEntry]
+    duplicates: Mapping[str, tuple[TensorEntry, ...]]
+    faults: tuple[Fault, ...]
+    family: Architecture | None
+    family_fault: ConfigFault | None
+    trunk: Trunk | None
+    layer_indices: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The weight files in use."""
+        return tuple(container.file for container in self.containers.values())
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that the tensors show."""
+        return len(self.layer_indices)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of tensor data, each tensor counted once."""
+        return sum(entry.bytes for entry in self.entries.values())
+
+    @property
+    def declared_layers(self) -> Sourced[int] | None:
+        """Number of layers that the config declares; None without a config or a family.
+
+        Raises:
+            DamagedCheckpoint: The config holds no positive whole number there.
+        """
+        if self.config is None or self.family is None:
+            return None
+        return size_of(self.config, self.family, "layers")
+
+    @property
+    def has_unread_files(self) -> bool:
+        """Whether a shard is absent or its header unreadable, so that absent tensors may have been in it."""
+        absent = any(isinstance(fault, IndexFault) and fault.kind == "missing-shard" for fault in self.faults)
+        return absent or not all(container.listed for container in self.containers.values())
+
+    def explains_absence(self, name: str) -> bool:
+        """Whether some fault told already accounts for the tensor `name` not being in `entries`."""
+        if name in self.entries:
+            return False
+        listed = self.index is not None and name in self.index.weight_map
+        refused = any(name in container.refused for container in self.containers.values())
+        return listed or refused or self.has_unread_files
+
+    def require_usable(self) -> Architecture:
+        """The family, once it is sure that a run can stand on the files.
+
+        Raises:
+            DamagedCheckpoint: For the first fault of a container, an index or the config that a run cannot live with.
+            UnknownFamily: No family is known.
+            FamilyMismatch: The family's names fit none of the tensors.
+        """
+        for fault in self.faults:
+            if self._is_fatal(fault):
+                raise DamagedCheckpoint(
+                    fault.message, hint=fault.hint, file=fault.file.name, tensor=fault.tensor, byte=fault.byte
+                )
+        if self.family is None or self.trunk is None:
+            fault = self.family_fault
+            error = UnknownFamily if self.family is None else FamilyMismatch
+            raise error(
+                "the family is unknown" if fault is None else fault.message,
+                hint=None if fault is None else fault.hint,
+                file=None if fault is None else fault.file.name,
+                known=() if fault is None else fault.known,
+            )
+        return self.family
+
+    def _is_fatal(self, fault: Fault) -> bool:
+        if isinstance(fault, IndexFault):
+            governs = self.index is not None and any(shard in self.containers for shard in self.index.shards)
+            if fault.kind == "duplicate":
+                # With an index it is clear which of two copies is meant.
+                return not governs
+            # A stale index beside a whole model.safetensors is an audit's matter: the weights do not depend on it.
+            return fault.kind not in _HARMLESS and (governs or SINGLE_NAME not in self.containers)
+        # A damaged file beside the weights in use harms nobody who runs them.
+        return not isinstance(fault, ContainerFault) or fault.file.name in self.containers
+
+
+def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str | None = None) -> Checkpoint:
+    """Open the directory or safetensors file at `path`.
+
+    Args:
+        path: A directory with safetensors files, or one such file. A config.json beside the file is used.
+        roots: Directories into which links may lead; without them only inside the checkpoint itself and inside the
+            Hugging Face cached repository that it lies in.
+        family: A name of the family table, instead of what the config says.
+
+    Raises:
+        UnknownCheckpoint: There is nothing at the path, or a directory without safetensors files.
+        AccessRefused: A file may not be read, or is a link that leads elsewhere.
+        UnknownFamily: `family` is not in the table.
+        ServiceUnavailable: Too many files are open.
+    """
+    path = Path(path)
+    row = None if family is None else family_named(family)
+    present = _present(path)
+    directory = path if path.is_dir() else path.parent
+    weights = sorted(name for name in present if name.endswith(".safetensors")) if path.is_dir() else [path.name]
+    if not weights:
+        raise UnknownCheckpoint(
+            f"{path.name} holds no safetensors file",
+            field="checkpoint",
+            hint="Name a directory with safetensors files, or one such file. Pickled weights are never read.",
+        )
+    real = {name: checked_file(directory, name, roots) for name in weights}
+    index = None
+    if path.is_dir() and INDEX_NAME in present:
+        index = read_index(directory / INDEX_NAME, real=checked_file(directory, INDEX_NAME, roots))
+    containers = {name: read_container(directory / name, real=real[name]) for name in weights}
+    used = in_use(containers, index)
+    beside = {name: container for name, container in containers.items() if name not in used}
+    config, config_fault = _config(directory, "config.json", present, roots)
+    params, _ = _config(directory, "params.json", present, roots)
+    entries, duplicates = join_entries(used, index)
+    row, family_fault = (row, None) if row or config_fault else recognise(config, directory)
+    trunk, layers = (None, ()) if row is None else find_trunk(row, entries)
+    if row is not None and trunk is None and all(container.listed for container in used.values()):
+        family_fault = no_trunk(row, entries, directory)
+    faults: list[Fault] = [fault for container in containers.values() for fault in container.faults]
+    faults.extend(weight_set_faults(directory, used, beside, index, whole=path.is_dir()))
+    faults.extend([] if config_fault is None else [config_fault])
+    faults.extend([] if config is None or row is None else config_faults(config, row))
+    return Checkpoint(
+        path=path,
+        containers=MappingProxyType(used),
+        index=index,
+        config=config,
+        params=params,
+        entries=MappingProxyType(entries),
+        duplicates=MappingProxyType(duplicates),
+        faults=tuple(faults),
+        family=row,
+        family_fault=family_fault,
+        trunk=trunk,
+        layer_indices=layers,
+        notes=tuple(_notes(path, config, family)),
+    )
+
+
+def _present(path: Path) -> frozenset[str]:
+    """Names of what lies in the checkpoint's directory."""
+    try:
+        if path.is_dir() or path.is_file():
+            with os.scandir(path if path.is_dir() else path.parent) as found:
+                return frozenset(item.name for item in islice(found, MAX_FILES))
+    except PermissionError:
+        raise AccessRefused(
+            f"{path.name} may not be read", field="checkpoint", hint="Give the reading user permission."
+        ) from None
+    if os.path.lexists(path) and path.name.endswith(".safetensors"):
+        return frozenset({path.name})
+    raise UnknownCheckpoint(f"there is nothing at {path.name}", field="checkpoint", hint="Look at the path.")
+
+
+def _config(
+    directory: Path, name: str, present: frozenset[str], roots: Roots | None
+) -> tuple[ConfigFile | None, ConfigFault | None]:
+    if name not in present:
+        return None, None
+    read = read_config(directory / name, real=checked_file(directory, name, roots))
+    return (read, None) if isinstance(read, ConfigFile) else (None, read)
+
+
+def _notes(path: Path, config: ConfigFile | None, family: str | None) -> Iterator[str]:
+    if path.is_file() and config is not None:
+        yield f"{path.name} was opened alone, with the config.json beside it."
+    if family is not None:
+        yield f"The family {family} was asked for, not read from a config."
+    if family is not None and config is None:
+        yield "There is no config.json: epsilons and activations are the family's defaults, sizes are the tensors'."

@@ -1,0 +1,210 @@
+"""Tensor data from positioned reads, straight to the device.
+
+No memory map: its pages would count as resident and hide what was really read, and a file cut while
+mapped kills the process. Each read states an offset and a length, so reads may run in several threads.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from glassblock.checkpoint.container import TensorEntry
+from glassblock.checkpoint.files import fill, open_regular
+from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
+
+STAGING_BYTES = 16 << 20
+"""Length of each of the two pinned buffers through which data goes to a GPU."""
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "BOOL": torch.bool,
+        "U8": torch.uint8,
+        "I8": torch.int8,
+        "F8_E5M2": torch.float8_e5m2,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E8M0": torch.float8_e8m0fnu,
+        "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+        "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+        "I16": torch.int16,
+        "U16": torch.uint16,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I32": torch.int32,
+        "U32": torch.uint32,
+        "F32": torch.float32,
+        "C64": torch.complex64,
+        "F64": torch.float64,
+        "I64": torch.int64,
+        "U64": torch.uint64,
+    }
+)
+"""The torch dtype of each of the format's codes; those with elements below a byte have none."""
+
+
+@dataclass(slots=True)
+class ReadMeter:
+    """What was read: `bytes` of tensor data, from `tensors` tensors (each counted once per read)."""
+
+    bytes: int = 0
+    tensors: int = 0
+
+
+def read_tensor(entry: TensorEntry, device: torch.device | str, meter: ReadMeter) -> Tensor:
+    """The whole tensor on `device`, in the file's dtype, contiguous.
+
+    Raises:
+        DamagedCheckpoint: The file became shorter or changed since its header was read.
+        FamilyMismatch: torch has no dtype for its elements.
+        UnknownCheckpoint, AccessRefused, ServiceUnavailable: See `files.open_regular`.
+    """
+    dtype = torch_dtype(entry)
+    target = torch.device(device)
+    flat = torch.empty(entry.bytes, dtype=torch.uint8, device=target)
+    with _opened(entry) as descriptor:
+        if target.type == "cpu":
+            _fill_from(descriptor, entry, 0, flat)
+        else:
+            _fill_staged(descriptor, entry, flat)
+    meter.bytes += entry.bytes
+    meter.tensors += 1
+    return _shaped(flat.view(dtype), entry)
+
+
+def read_rows(entry: TensorEntry, rows: Sequence[int], device: torch.device | str, meter: ReadMeter) -> Tensor:
+    """The slices `rows` of the first axis, in that order; only their bytes are read.
+
+    Raises:
+        InvalidValue: A row is outside the tensor, or the tensor is a scalar.
+        DamagedCheckpoint, FamilyMismatch: As `read_tensor`.
+    """
+    dtype = torch_dtype(entry)
+    if not entry.shape:
+        raise InvalidValue(f"tensor {entry.name} is a scalar and has no rows", tensor=entry.name)
+    for row in rows:
+        if not 0 <= row < entry.shape[0]:
+            raise InvalidValue(
+                f"row {row} is outside tensor {entry.name}, which has rows 0 to {entry.shape[0] - 1}",
+                tensor=entry.name,
+            )
+    row_bytes = entry.bytes // entry.shape[0] if entry.shape[0] else 0
+    taken = torch.empty((len(rows), row_bytes), dtype=torch.uint8)
+    with _opened(entry) as descriptor:
+        # In the file's order, so that the disk moves one way.
+        for position in sorted(range(len(rows)), key=rows.__getitem__):
+            _fill_from(descriptor, entry, rows[position] * row_bytes, taken[position])
+    meter.bytes += taken.numel()
+    meter.tensors += 1
+    return taken.view(-1).view(dtype).view(len(rows), *entry.shape[1:]).to(device)
+
+
+def read_chunks(
+    entry: TensorEntry, chunk_bytes: int, *, device: torch.device | str = "cpu", meter: ReadMeter | None = None
+) -> Iterator[Tensor]:
+    """The tensor in flat pieces of at most `chunk_bytes` bytes, in order, each byte read once.
+
+    A piece holds whole rows (slices of the last axis) where a row fits into `chunk_bytes`, whole elements
+    otherwise. It is valid until the next one is asked for: on the CPU all pieces share one buffer.
+
+    Raises:
+        InvalidValue: `chunk_bytes` is smaller than one element.
+        DamagedCheckpoint, FamilyMismatch: As `read_tensor`.
+    """
+    dtype = torch_dtype(entry)
+    element = dtype.itemsize
+    row = element * (entry.shape[-1] if entry.shape else 1)
+    unit = row if 0 < row <= chunk_bytes else element
+    step = chunk_bytes // unit * unit
+    if step == 0:
+        raise InvalidValue(f"chunk_bytes is {chunk_bytes}, less than one element of {element} bytes")
+    target = torch.device(device)
+    buffer = torch.empty(min(step, entry.bytes), dtype=torch.uint8, pin_memory=target.type == "cuda")
+    with _opened(entry) as descriptor:
+        for offset in range(0, entry.bytes, step):
+            piece = buffer[: min(step, entry.bytes - offset)]
+            _fill_from(descriptor, entry, offset, piece)
+            if meter is not None:
+                meter.bytes += piece.numel()
+            yield piece.view(dtype) if target.type == "cpu" else piece.to(target).view(dtype)
+    if meter is not None:
+        meter.tensors += 1
+
+
+def torch_dtype(entry: TensorEntry) -> torch.dtype:
+    """The torch dtype of the entry's elements.
+
+    Raises:
+        FamilyMismatch: torch has none that holds one element of this code.
+    """
+    dtype = TORCH_DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise FamilyMismatch(
+            f"tensor {entry.name} is stored as {entry.dtype}, whose elements are smaller than a byte: "
+            "torch cannot hold them unpacked",
+            tensor=entry.name,
+            file=entry.file.name,
+            known=tuple(TORCH_DTYPES),
+        )
+    return dtype
+
+
+@contextmanager
+def _opened(entry: TensorEntry) -> Generator[int]:
+    before = entry.identity
+    real = entry.file.resolve() if before is None else before.real
+    with open_regular(real, name=entry.file.name) as (descriptor, now):
+        if before is not None and now != before and now.size >= entry.stop:
+            raise DamagedCheckpoint(
+                f"{entry.file.name} was changed after its header was read",
+                file=entry.file.name,
+                tensor=entry.name,
+                hint="Open the checkpoint again.",
+            )
+        yield descriptor
+
+
+def _fill_from(descriptor: int, entry: TensorEntry, offset: int, flat: Tensor) -> None:
+    """Fill the CPU bytes `flat` from `offset` on, counted from the tensor's first byte."""
+    start = entry.start + offset
+    done = fill(descriptor, memoryview(cast("bytearray", flat.numpy())), start, name=entry.file.name)
+    if done < flat.numel():
+        raise DamagedCheckpoint(
+            f"{entry.file.name} ends at byte {start + done:,}, inside tensor {entry.name}, "
+            f"which reaches to byte {entry.stop:,}",
+            file=entry.file.name,
+            tensor=entry.name,
+            byte=start + done,
+            hint="Download or copy the file again.",
+        )
+
+
+def _fill_staged(descriptor: int, entry: TensorEntry, flat: Tensor) -> None:
+    """Fill `flat` on a GPU through two pinned buffers: while one is read into, the other is copied."""
+    stream = torch.cuda.current_stream(flat.device)
+    length = min(STAGING_BYTES, flat.numel())
+    buffers = [torch.empty(length, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    copied = [torch.cuda.Event(), torch.cuda.Event()]
+    for turn, offset in enumerate(range(0, flat.numel(), STAGING_BYTES)):
+        # An event that was never recorded counts as passed.
+        copied[turn % 2].synchronize()
+        piece = buffers[turn % 2][: min(STAGING_BYTES, flat.numel() - offset)]
+        _fill_from(descriptor, entry, offset, piece)
+        flat[offset : offset + piece.numel()].copy_(piece, non_blocking=True)
+        copied[turn % 2].record(stream)
+    stream.synchronize()
+
+
+def _shaped(flat: Tensor, entry: TensorEntry) -> Tensor:
+    try:
+        return flat.view(entry.shape)
+    except (RuntimeError, TypeError, OverflowError, ValueError):
+        # Only an empty tensor gets here: an axis beyond 2^63 beside an axis of 0.
+        raise DamagedCheckpoint(
+            f"tensor {entry.name} has the shape {list(entry.shape)}, which torch cannot hold",
+            tensor=entry.name,
+            file=entry.file.name,
+        ) from None

@@ -1,0 +1,118 @@
+"""Which of a directory's weight files belong together, and which of them a loader takes."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from glassblock.checkpoint.entries import Container, TensorEntry
+from glassblock.checkpoint.index import (
+    Index,
+    IndexFault,
+    compare_index,
+    duplicate_faults,
+    missing_by_number,
+    names_in_words,
+    series_of,
+    shards_of,
+)
+
+SINGLE_NAME = "model.safetensors"
+"""The name of an unsharded weight file."""
+
+
+def in_use(containers: Mapping[str, Container], index: Index | None) -> dict[str, Container]:
+    """The weight files that a loader takes.
+
+    As transformers does: model.safetensors before an index that does not name it, the index's shards, then
+    whatever there is.
+    """
+    if SINGLE_NAME in containers and (index is None or SINGLE_NAME not in index.shards):
+        return {SINGLE_NAME: containers[SINGLE_NAME]}
+    shards = {} if index is None else {name: containers[name] for name in index.shards if name in containers}
+    if shards:
+        return shards
+    return _largest_series(containers)
+
+
+def _largest_series(containers: Mapping[str, Container]) -> dict[str, Container]:
+    series: dict[str, dict[str, Container]] = defaultdict(dict)
+    for name, container in containers.items():
+        series[series_of(name)][name] = container
+    sharded = {stem: members for stem, members in series.items() if len(members) > 1}
+    # Files that follow no numbering may be parts of one set: they are taken together.
+    return max(sharded.values(), key=_size) if sharded else dict(containers)
+
+
+def _size(members: Mapping[str, Container]) -> int:
+    return sum(container.size for container in members.values())
+
+
+def join_entries(
+    containers: Mapping[str, Container], index: Index | None
+) -> tuple[dict[str, TensorEntry], dict[str, tuple[TensorEntry, ...]]]:
+    """The tensors of all files, each once; and those that lie in several, with all their places.
+
+    Of several copies the one that the index names counts, else the one in the first file by name.
+    """
+    places: dict[str, list[TensorEntry]] = defaultdict(list)
+    for container in containers.values():
+        for name, entry in container.entries.items():
+            places[name].append(entry)
+    entries = {name: copies[0] for name, copies in places.items()}
+    duplicates = {name: tuple(copies) for name, copies in places.items() if len(copies) > 1}
+    if index is not None:
+        for name, copies in duplicates.items():
+            shard = index.weight_map.get(name)
+            entries[name] = next((copy for copy in copies if copy.file.name == shard), copies[0])
+    return entries, duplicates
+
+
+def weight_set_faults(
+    directory: Path,
+    used: Mapping[str, Container],
+    beside: Mapping[str, Container],
+    index: Index | None,
+    *,
+    whole: bool,
+) -> Iterator[IndexFault]:
+    """What is wrong between the index, the files in use and those beside them.
+
+    Args:
+        directory: The checkpoint's directory.
+        used: The files in use.
+        beside: The other safetensors files there.
+        index: The index, where there is one.
+        whole: Whether the directory was opened, rather than one file in it.
+    """
+    if index is not None:
+        yield from index.faults
+        if index.shards:
+            yield from compare_index(
+                index, {name: {**used, **beside}[name] for name in index.shards if name in {**used, **beside}}
+            )
+    elif whole:
+        yield from missing_by_number(tuple(used), directory)
+    yield from duplicate_faults(used.values())
+    series: dict[str, dict[str, Container]] = defaultdict(dict)
+    listed = frozenset[str]() if index is None else frozenset(index.shards)
+    for name, container in beside.items():
+        if container.entries:
+            series[series_of(name)][name] = container
+    for members in series.values():
+        yield _beside(used, members, listed=listed)
+
+
+def _beside(used: Mapping[str, Container], members: Mapping[str, Container], *, listed: frozenset[str]) -> IndexFault:
+    """What to say of files that no loader of the files in use takes."""
+    names = tuple(shards_of(members.values()))
+    taken = shards_of(used.values())
+    shared = sum(name in taken for name in names)
+    files = ", ".join(sorted(members)[:3]) + (" and more" if len(members) > 3 else "")
+    loaded = ", ".join(sorted(used)[:3]) + (" and more" if len(used) > 3 else "")
+    first = next(iter(members.values()))
+    second_set = 2 * shared >= len(taken) or 2 * _size(members) >= _size(used) or not listed.isdisjoint(members)
+    if second_set:
+        message = f"two sets of weights lie here: {loaded} is in use, {files} is not; loaders differ in which they take"
+        return IndexFault("two-weight-sets", first.file, message, "Keep one set in the directory.", names)
+    message = f"{files} holds {names_in_words(names)}, which loaders of {loaded} do not read"
+    return IndexFault("unlisted-tensor", first.file, message, "Remove the file, or list it in the index.", names)

@@ -53,7 +53,7 @@ class Finding(Answer):
     file: str | None = None
     byte: int | None = None
     message: str
-    evidence: Annotated[dict[str, Any], Field(default_factory=dict)]
+    evidence: dict[str, Any] = Field(default_factory=dict)
     fix: Fix | None = None
 
 

@@ -87,8 +87,9 @@ class BlockRunAnswer(Answer):
     stages: dict[Stage, StageStatistics]
     recombination_error: Annotated[
         float | None,
-        Field(description="captured parts recombined, against the output: max |difference| / max |reference|"),
+        Field(description="output recomputed from x and hidden: max |difference| / max |reference|"),
     ]
+    recombination: Annotated[dict[Stage, float], Field(description="the same for every stage, from the one before it")]
     parameters: Annotated[int, Field(description="of the feed-forward block as run")]
     hidden_elements: Annotated[int, Field(description="elements of the hidden stage as run")]
     read: BytesRead

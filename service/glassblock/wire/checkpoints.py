@@ -10,7 +10,7 @@ from glassblock.wire.values import Answer, Request
 class DeclaredEps(Answer):
     """One place that states an epsilon, or the default that stands in for it."""
 
-    norm: Annotated[str, Field(description="norm role")]
+    norms: Annotated[tuple[str, ...], Field(description="roles of the norms that take it; none: nobody reads it")]
     value: float
     source: str
 
@@ -68,6 +68,7 @@ class CheckpointDetail(Answer):
     eps: tuple[DeclaredEps, ...]
     residency: Residency | None
     faults: tuple[Fault, ...]
+    notes: tuple[str, ...] = ()
 
 
 class ResidencyRequest(Request):

@@ -18,6 +18,8 @@ from glassblock.errors import InvalidValue
 MEDIA_TYPE = "application/x-safetensors"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_TENSORS = 1024
+MAX_AXES = 32
+MAX_SIZE = 2**48  # elements and bytes: also of a shape whose other axis is 0
 ALIGNMENT = 8
 
 ITEM_BYTES: Mapping[str, int] = {
@@ -66,21 +68,47 @@ def unframe(key: MessageKey, body: memoryview) -> tuple[str, dict[str, WireTenso
     """The message and the tensors of a body, as views into it.
 
     Raises:
-        InvalidValue: the body is no safetensors file, lies about its offsets, or carries no
-            message under `key`. The error names the tensor.
+        InvalidValue: as `read_tensors`, or the body carries no message under `key`.
+    """
+    metadata, tensors = read_tensors(body)
+    message = metadata.get(key)
+    if not isinstance(message, str):
+        raise _refused(f"the header has no text under __metadata__.{key}", hint="put the JSON message there")
+    if not _is_unicode(message):
+        raise _refused(f"the text under __metadata__.{key} is not Unicode")
+    return message, tensors
+
+
+def read_tensors(body: memoryview) -> tuple[dict[str, object], dict[str, WireTensor]]:
+    """The `__metadata__` and the tensors of any safetensors file, as views into it.
+
+    Raises:
+        InvalidValue: the body is no safetensors file, or lies about its sizes or offsets.
+            The error names the tensor.
     """
     header, data = _split(body)
     metadata = header.pop("__metadata__", None)
-    message = cast("dict[str, object]", metadata).get(key) if isinstance(metadata, dict) else None
-    if not isinstance(message, str):
-        raise _refused(f"the header has no text under __metadata__.{key}", hint="put the JSON message there")
     if len(header) > MAX_TENSORS:
         raise _refused(f"the body holds {len(header)} tensors, over the limit of {MAX_TENSORS}")
-    tensors = {name: _tensor(name, entry, data) for name, entry in header.items()}
-    total = frame_bytes(tensors)
-    if total != data.nbytes:
-        raise _refused(f"the tensors claim {total} bytes, the body holds {data.nbytes}", hint="offsets must tile it")
-    return message, tensors
+    placed = {name: _tensor(name, entry, data) for name, entry in header.items()}
+    covered = 0
+    for name, (start, tensor) in sorted(placed.items(), key=_by_place):
+        if start != covered:
+            raise _refused(
+                f"a hole or an overlap: the tensor starts at {start}, the one before ends at {covered}",
+                tensor=name,
+                hint="offsets must tile the data",
+            )
+        covered = start + tensor.data.nbytes
+    if covered != data.nbytes:
+        raise _refused(f"the tensors claim {covered} bytes, the body holds {data.nbytes}", hint="offsets must tile it")
+    tensors = {name: tensor for name, (_, tensor) in placed.items()}
+    return cast("dict[str, object]", metadata) if isinstance(metadata, dict) else {}, tensors
+
+
+def _by_place(item: tuple[str, tuple[int, WireTensor]]) -> tuple[int, int]:
+    start, tensor = item[1]
+    return start, tensor.data.nbytes
 
 
 def _split(body: memoryview) -> tuple[dict[str, object], memoryview]:
@@ -98,12 +126,16 @@ def _split(body: memoryview) -> tuple[dict[str, object], memoryview]:
     return cast("dict[str, object]", header), body[8 + length :]
 
 
-def _tensor(name: str, entry: object, data: memoryview) -> WireTensor:
+def _tensor(name: str, entry: object, data: memoryview) -> tuple[int, WireTensor]:
+    if not _is_unicode(name):
+        raise _refused("a tensor's name is not Unicode")
     fields = cast("dict[str, object]", entry) if isinstance(entry, dict) else {}
     dtype = fields.get("dtype")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise _refused(f"dtype {dtype!r} is not read here", tensor=name, known=tuple(ITEM_BYTES))
+        raise _refused(f"dtype {repr(dtype)[:40]} is not read here", tensor=name, known=tuple(ITEM_BYTES))
     axes = _whole_numbers(name, "shape", fields.get("shape"))
+    if len(axes) > MAX_AXES or math.prod(max(axis, 1) for axis in axes) > MAX_SIZE:
+        raise _refused("the shape is larger than any tensor can be", tensor=name)
     offsets = _whole_numbers(name, "data_offsets", fields.get("data_offsets"))
     if len(offsets) != 2:
         raise _refused("data_offsets must be two numbers", tensor=name)
@@ -111,14 +143,23 @@ def _tensor(name: str, entry: object, data: memoryview) -> WireTensor:
     needed = ITEM_BYTES[dtype] * math.prod(axes)
     if not 0 <= start <= stop <= data.nbytes or stop - start != needed:
         raise _refused(f"offsets [{start}, {stop}] do not hold the {needed} bytes of shape {list(axes)}", tensor=name)
-    return WireTensor(dtype, axes, data[start:stop])
+    return start, WireTensor(dtype, axes, data[start:stop])
 
 
 def _whole_numbers(name: str, key: str, value: object) -> tuple[int, ...]:
     items = cast("list[object]", value) if isinstance(value, list) else [None]
-    if any(type(item) is not int or item < 0 for item in items):
-        raise _refused(f"{key} must be a list of whole numbers, not negative", tensor=name)
+    if not all(type(item) is int and 0 <= item <= MAX_SIZE for item in items):
+        raise _refused(f"{key} must be a list of whole numbers, not negative and not above {MAX_SIZE}", tensor=name)
     return tuple(cast("list[int]", items))
+
+
+def _is_unicode(text: str) -> bool:
+    r"""Whether JSON's `\ud800` escapes left no half character that nobody can write again."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refused(

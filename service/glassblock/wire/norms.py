@@ -23,30 +23,32 @@ class NormStatisticsRequest(Request):
     jacobian: Annotated[bool, Field(description="also the dense Jacobians, up to a width of 128")] = False
 
 
-class Invariance(Answer):
-    """How far an output moves when the input is changed: max |difference| over max |output|."""
+class Differences(Answer):
+    """Largest |difference| between two outputs of each norm, per row."""
 
     rmsnorm: Nested
     layernorm: Nested
 
 
 class Invariances(Answer):
-    """Per row: what a norm does not see, within rounding, and what it does."""
+    """How far each norm's output moves when the row is changed. Zero is an invariance."""
 
-    shift: Annotated[Invariance, Field(description="a constant added to every channel")]
-    scale: Annotated[Invariance, Field(description="a positive factor on the row")]
-    negative_scale: Annotated[Invariance, Field(description="a negative factor, the output's sign turned back")]
-    channel_scale: Annotated[Invariance, Field(description="a factor per channel: never an invariance")]
+    shift: Annotated[Differences, Field(description="1 added to every channel: LayerNorm does not move")]
+    positive_scale: Annotated[Differences, Field(description="twice the row: with eps 0 neither moves")]
+    negative_scale: Annotated[Differences, Field(description="-2 times the row: both move, the sign turns")]
+    negative_scale_flipped: Annotated[Differences, Field(description="the same, the output with its sign turned")]
+    channel_scale: Annotated[Differences, Field(description="factors 1 to 2 over the channels: never an invariance")]
 
 
-class DtypeReport(Answer):
-    """Per row: what a 16-bit engine would lose."""
+class DtypeFit(Answer):
+    """Per row: what a norm that squares and sums in this type would lose."""
 
-    float16_value_overflow: Nested
-    float16_square_overflow: Nested
-    float16_square_sum_overflow: Nested
-    bfloat16_square_sum_overflow: Nested
-    float16_eps_underflow: Annotated[bool, Field(description="eps is zero or subnormal in float16")]
+    value_overflow: Nested
+    square_overflow: Nested
+    square_sum_overflow: Nested
+    square_underflow: Annotated[Nested, Field(description="every square of a row that is not zero becomes zero")]
+    eps_zero: Annotated[bool, Field(description="eps itself becomes zero")]
+    eps_subnormal: Annotated[bool, Field(description="eps keeps fewer bits than the type has")]
 
 
 class NormJacobians(Answer):
@@ -68,7 +70,7 @@ class NormStatisticsAnswer(Answer):
     jacobian: NormJacobians | None = None
     jacobian_frobenius: Annotated[dict[str, Nested], Field(description="Frobenius norm of each Jacobian, per row")]
     invariances: Invariances
-    dtype_report: DtypeReport
+    dtype_report: Annotated[dict[str, DtypeFit], Field(description="for float16, bfloat16 and float32")]
     eps: Sourced
     norm_kind: str | None = None
     output: Annotated[Tensorial, Field(description="the checkpoint's own norm, in its own arithmetic")] = None

@@ -65,4 +65,4 @@ class Health(Answer):
     """Alive, or ready with what was looked at."""
 
     status: str
-    checks: Annotated[dict[str, str], Field(default_factory=dict)]
+    checks: dict[str, str] = Field(default_factory=dict, description="what was looked at, and how it was")

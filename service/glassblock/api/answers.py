@@ -1,0 +1,62 @@
+"""Which HTTP status each error gets. One row per error class; exact class, no default."""
+
+import logging
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from glassblock import errors
+from glassblock.wire.problems import MEDIA_TYPE, problem_from_error
+
+log = logging.getLogger(__name__)
+
+ANSWERS: Mapping[type[errors.GlassblockError], int] = {
+    errors.GlassblockError: 500,
+    errors.InvalidValue: 422,
+    errors.UnsupportedContent: 415,
+    errors.TooLarge: 413,
+    errors.AccessRefused: 403,
+    errors.NotFound: 404,
+    errors.UnknownCheckpoint: 404,
+    errors.UnknownAudit: 404,
+    errors.UnknownRoute: 404,
+    errors.CheckpointUnusable: 409,
+    errors.DamagedCheckpoint: 409,
+    errors.FamilyMismatch: 409,
+    errors.UnknownFamily: 409,
+    errors.NotReady: 409,
+    errors.NoRoom: 503,
+    errors.ServiceUnavailable: 503,
+    errors.InternalFault: 500,
+}
+
+
+def answer_error(error: errors.GlassblockError, *, status: int | None = None) -> Response:
+    """The problem document for `error`."""
+    problem = problem_from_error(error, status or ANSWERS[type(error)])
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    return Response(problem.model_dump_json(exclude_none=True), problem.status, headers, MEDIA_TYPE)
+
+
+def answer_http_exception(_: Request, error: Exception) -> Response:
+    """What the router itself refuses: no such path, or no such method on it."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    message = "no such method on this path" if status == 405 else "no such path"
+    return answer_error(errors.UnknownRoute(message, hint="see GET /openapi.json"), status=status)
+
+
+def answer_defect(request: Request, error: Exception) -> Response:
+    """A defect of ours: the log has the trace, the caller a plain word."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return answer_error(errors.InternalFault("the service failed on this request", hint="its log has the details"))
+
+
+def invalid_value(error: ValidationError) -> errors.InvalidValue:
+    """The first thing pydantic refused, naming its field."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "body"
+    others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return errors.InvalidValue(f"{field}: {first['msg']}{others}", field=field, hint="see GET /openapi.json")

@@ -1,0 +1,76 @@
+"""The ASGI application: routes made from the endpoint table, errors from the answer table."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+import glassblock
+from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
+from glassblock.api.bodies import parse_body, read_body, render
+from glassblock.api.openapi import document
+from glassblock.api.routes import ROUTES, Call, Route, Service
+from glassblock.api.settings import MIB, Settings
+from glassblock.errors import GlassblockError
+from glassblock.jobs.audits import AuditJobs
+from glassblock.operations.operations import Operations
+from glassblock.operations.store import CheckpointStore
+from glassblock.wire.endpoints import ENDPOINTS
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service for `settings`.
+
+    Raises:
+        InvalidValue: a root is no folder, or the device is not here.
+    """
+    store = CheckpointStore(settings.roots, device=settings.device, resident_bytes=settings.resident_mib * MIB)
+    operations = Operations(store)
+    service = Service(operations, AuditJobs(operations.audit, status_of=lambda error: ANSWERS[type(error)]))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        yield
+        await anyio.to_thread.run_sync(service.audits.close)
+
+    app = FastAPI(title="Glassblock", version=glassblock.__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
+    app.openapi = document
+    limiter = anyio.CapacityLimiter(settings.threads)
+    for endpoint in ENDPOINTS:
+        answer = _answer(ROUTES[endpoint.name], service, settings, limiter)
+        # A checkpoint's name is a path: it may hold slashes, quoted or not.
+        path = endpoint.path.replace("{name}", "{name:path}")
+        app.add_route(path, answer, methods=[endpoint.method], include_in_schema=False)
+    app.add_exception_handler(HTTPException, answer_http_exception)
+    app.add_exception_handler(Exception, answer_defect)
+    return app
+
+
+def _answer(
+    route: Route, service: Service, settings: Settings, limiter: anyio.CapacityLimiter
+) -> Callable[[HttpRequest], Awaitable[Response]]:
+    endpoint = route.endpoint
+
+    def work(request: HttpRequest, body: bytearray) -> Response:
+        message, tensors = parse_body(endpoint, request.headers.get("content-type", ""), body)
+        reply: Any = route.handler(Call(service, message, tensors, request))
+        if isinstance(reply, Response):
+            return reply
+        return render(endpoint, reply, accept=request.headers.get("accept", ""))
+
+    async def answer(request: HttpRequest) -> Response:
+        try:
+            body = await read_body(request, limit=settings.max_body_bytes)
+            if route.inline:
+                return work(request, body)
+            return await anyio.to_thread.run_sync(work, request, body, limiter=limiter)
+        except GlassblockError as error:
+            return answer_error(error)
+
+    return answer

@@ -1,0 +1,1 @@
+"""Audits as jobs: started, followed, cancelled, kept for a while."""

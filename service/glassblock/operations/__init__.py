@@ -1,0 +1,1 @@
+"""One method per operation, and the only place where tensors become numbers on the wire."""

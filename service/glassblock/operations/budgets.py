@@ -1,0 +1,99 @@
+"""`budgets`: sizes, or a checkpoint's sizes, turned into counts."""
+
+from typing import Literal, cast
+
+from glassblock.errors import InvalidValue
+from glassblock.numerics.budgets import (
+    ELEMENT_COUNTS_ARE_NOT_PEAK_MEMORY,
+    equal_parameter_width,
+    feed_forward_budget,
+    round_up_to_multiple,
+)
+from glassblock.operations.inputs import layer_widths
+from glassblock.operations.store import CheckpointStore
+from glassblock.wire.budgets import ActivationBudget, Budget, BudgetAnswer, BudgetRequest, EqualParameterWidth
+
+SWEPT = ("d_model", "d_ff", "batch", "tokens")
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+
+
+def count(store: CheckpointStore, request: BudgetRequest) -> BudgetAnswer:
+    """The budget, and one per point when one size is a list.
+
+    Raises:
+        InvalidValue: sizes are missing, given twice, or more than one is a list.
+    """
+    request = _with_sizes(store, request)
+    lists = [name for name in SWEPT if isinstance(getattr(request, name), list)]
+    if len(lists) > 1:
+        raise InvalidValue(f"{' and '.join(lists)} are both lists", field=lists[1], hint="sweep one size at a time")
+    if not lists:
+        return BudgetAnswer(**_budget(request).model_dump(), note=ELEMENT_COUNTS_ARE_NOT_PEAK_MEMORY)
+    points = [_budget(request.model_copy(update={lists[0]: value})) for value in getattr(request, lists[0])]
+    return BudgetAnswer(
+        **points[0].model_dump(), swept=lists[0], sweep=tuple(points), note=ELEMENT_COUNTS_ARE_NOT_PEAK_MEMORY
+    )
+
+
+def _with_sizes(store: CheckpointStore, request: BudgetRequest) -> BudgetRequest:
+    sizes = ("d_model", "d_ff", "kind")
+    if request.checkpoint is None:
+        for name in sizes:
+            if getattr(request, name) is None:
+                raise InvalidValue(
+                    f"{name} is missing", field=name, hint="give d_model, d_ff and kind, or a checkpoint"
+                )
+        return request
+    given = [name for name in (*sizes, "layers") if name in request.model_fields_set]
+    if given:
+        raise InvalidValue(f"{given[0]} comes from the checkpoint", field=given[0], hint="leave it out")
+    checkpoint = store.open(request.checkpoint)
+    family = checkpoint.require_usable()
+    d_model, d_ff = layer_widths(checkpoint, 0)
+    update = {
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "kind": "gated" if family.feed_forward.gated else "plain",
+        "layers": checkpoint.layers,
+    }
+    return request.model_copy(update=update)
+
+
+def _budget(request: BudgetRequest) -> Budget:
+    d_model, d_ff, batch, tokens = (cast("int", getattr(request, name)) for name in SWEPT)
+    kind = cast("Literal['plain', 'gated']", request.kind)
+    counted = feed_forward_budget(
+        d_model=d_model,
+        d_ff=d_ff,
+        gated=kind == "gated",
+        batch=batch,
+        tokens=tokens,
+        layers=request.layers,
+        element_bytes=ITEM_BYTES[request.dtype],
+    )
+    exact = equal_parameter_width(d_ff)
+    return Budget(
+        d_model=d_model,
+        d_ff=d_ff,
+        kind=kind,
+        batch=batch,
+        tokens=tokens,
+        layers=request.layers,
+        dtype=request.dtype,
+        parameters=counted.total_parameters,
+        parameters_per_layer=counted.parameters,
+        parameter_bytes=counted.total_parameters * ITEM_BYTES[request.dtype],
+        hidden_elements=counted.hidden_elements,
+        activations={
+            name: ActivationBudget(elements=stage.elements, bytes=stage.bytes) for name, stage in counted.stages.items()
+        },
+        macs_per_token=counted.macs_per_token,
+        flops_per_token=counted.flops_per_token,
+        flops=counted.total_flops,
+        equal_parameter_width=EqualParameterWidth(
+            exact=str(exact),
+            value=float(exact),
+            rounded=round_up_to_multiple(exact, request.multiple_of),
+            multiple_of=request.multiple_of,
+        ),
+    )

@@ -1,0 +1,138 @@
+"""What lies under the roots, told from headers and configs alone, and what of it is held."""
+
+import os
+from collections import Counter
+
+import torch
+
+from glassblock.checkpoint.config import declared_eps
+from glassblock.checkpoint.opened import Checkpoint, Fault
+from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue
+from glassblock.operations.inputs import layer_widths
+from glassblock.operations.store import CheckpointStore, Held
+from glassblock.wire import checkpoints as wire
+from glassblock.wire.tables import Health
+
+
+def health(store: CheckpointStore) -> Health:
+    """Whether the device computes and every root can be listed."""
+    checks: dict[str, str] = {}
+    try:
+        torch.ones(2, device=store.device).sum().item()
+        checks["device"] = f"ok: {store.device}"
+    except RuntimeError as fault:
+        checks["device"] = f"failed: {str(fault).splitlines()[0]}"
+    for number, root in enumerate(store.roots.paths):
+        readable = root.is_dir() and os.access(root, os.R_OK | os.X_OK)
+        checks[f"root {number}"] = "ok" if readable else "failed: not a readable folder"
+    if not store.roots.paths:
+        checks["roots"] = "ok: none configured"
+    failed = any(value.startswith("failed") for value in checks.values())
+    return Health(status="not ready" if failed else "ready", checks=checks)
+
+
+def every(store: CheckpointStore) -> wire.CheckpointList:
+    """One line per checkpoint. One that cannot be opened at all counts as one fault."""
+    return wire.CheckpointList(checkpoints=tuple(_summary(store, name) for name in store.roots.list()))
+
+
+def _summary(store: CheckpointStore, name: str) -> wire.CheckpointSummary:
+    try:
+        checkpoint = store.open(name)
+    except GlassblockError:
+        return wire.CheckpointSummary(name=name, family=None, layers=None, tensors=0, bytes=0, faults=1)
+    return wire.CheckpointSummary(
+        name=name,
+        family=checkpoint.family and checkpoint.family.name,
+        layers=checkpoint.layers or None,
+        tensors=len(checkpoint.entries),
+        bytes=checkpoint.bytes,
+        faults=len(checkpoint.faults),
+    )
+
+
+def detail(store: CheckpointStore, name: str) -> wire.CheckpointDetail:
+    """Everything the headers and configs say.
+
+    Raises:
+        UnknownCheckpoint, AccessRefused: there is no such checkpoint here.
+    """
+    checkpoint = store.open(name)
+    d_model, d_ff = _widths(checkpoint)
+    row = checkpoint.family
+    embedding = checkpoint.entries.get(checkpoint.trunk.prefix + row.embedding) if row and checkpoint.trunk else None
+    return wire.CheckpointDetail(
+        name=name,
+        family=row and row.name,
+        verified=row and row.verified,
+        layers=checkpoint.layers or None,
+        d_model=d_model,
+        d_ff=d_ff,
+        vocabulary=embedding.shape[0] if embedding is not None and embedding.shape else None,
+        tensors=len(checkpoint.entries),
+        bytes=checkpoint.bytes,
+        dtypes=dict(Counter(entry.dtype for entry in checkpoint.entries.values())),
+        files=tuple(file.name for file in checkpoint.files),
+        shapes={tensor: entry.shape for tensor, entry in checkpoint.entries.items()},
+        eps=_eps(checkpoint),
+        residency=_residency(store, store.held(name)),
+        faults=tuple(_fault(fault) for fault in checkpoint.faults),
+        notes=checkpoint.notes,
+    )
+
+
+def pin(store: CheckpointStore, name: str, request: wire.ResidencyRequest) -> wire.Residency:
+    """Read blocks and hold them on the device.
+
+    Raises:
+        InvalidValue: a layer is out of range.
+        TooLarge: they do not fit the budget.
+    """
+    return _held(store, store.pin(name, request.layers))
+
+
+def evict(store: CheckpointStore, name: str) -> wire.Residency:
+    """Let a checkpoint's blocks go.
+
+    Raises:
+        UnknownCheckpoint: there is no such checkpoint, held or not.
+    """
+    if store.held(name) is None:
+        store.roots.resolve(name)
+    store.evict(name)
+    return wire.Residency(device=str(store.device), layers=(), bytes=0)
+
+
+def _residency(store: CheckpointStore, held: Held | None) -> wire.Residency | None:
+    return None if held is None else _held(store, held)
+
+
+def _held(store: CheckpointStore, held: Held) -> wire.Residency:
+    return wire.Residency(device=str(store.device), layers=tuple(held.blocks), bytes=held.bytes)
+
+
+def _widths(checkpoint: Checkpoint) -> tuple[int | None, int | None]:
+    try:
+        return layer_widths(checkpoint, 0)
+    except (CheckpointUnusable, InvalidValue):
+        return None, None
+
+
+def _eps(checkpoint: Checkpoint) -> tuple[wire.DeclaredEps, ...]:
+    if checkpoint.family is None:
+        return ()
+    declared = declared_eps(checkpoint.config, checkpoint.family, checkpoint.params)
+    return tuple(
+        wire.DeclaredEps(
+            norms=entry.roles,
+            value=entry.value,
+            source=f"default of family {checkpoint.family.name}" if entry.key is None else f"{entry.file}: {entry.key}",
+        )
+        for entry in declared
+    )
+
+
+def _fault(fault: Fault) -> wire.Fault:
+    return wire.Fault(
+        rule=fault.rule, message=fault.message, file=fault.file.name, tensor=fault.tensor, byte=fault.byte
+    )

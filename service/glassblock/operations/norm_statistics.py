@@ -1,0 +1,141 @@
+"""`norms/statistics`: what a norm sees in each row, and what it does to it."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from glassblock.checkpoint.layers import eps_sources, load_norm
+from glassblock.checkpoint.reading import ReadMeter
+from glassblock.errors import InvalidValue
+from glassblock.numerics import norm_statistics as numerics
+from glassblock.numerics.norm_jacobians import norm_jacobian, norm_jacobian_frobenius
+from glassblock.numerics.norms import Norm, check_eps, check_norm_defined, norm_kind_named
+from glassblock.operations.inputs import block_input, given_eps, refuse_without_checkpoint, required
+from glassblock.operations.reply import Reply, nested_numbers
+from glassblock.operations.store import CheckpointStore
+from glassblock.operations.tensors import posted_tensor, require_last_axis
+from glassblock.wire import norms as wire
+from glassblock.wire.framing import WireTensor
+from glassblock.wire.values import BytesRead, Sourced
+
+DENSE_UP_TO = 128
+SHIFT, SCALE = 1.0, 2.0
+
+
+def statistics(
+    store: CheckpointStore, request: wire.NormStatisticsRequest, tensors: Mapping[str, WireTensor]
+) -> Reply[wire.NormStatisticsAnswer]:
+    """Moments, outputs, Jacobians, invariances and dtype edges of posted rows, or of a checkpoint's own norm.
+
+    Raises:
+        InvalidValue: no x, a width that does not fit, an eps that cannot be one, or a norm that is
+            not defined on a row (all zero, or constant under LayerNorm, with eps 0).
+    """
+    if request.checkpoint is None:
+        return _of_posted(store, request, tensors)
+    return _of_checkpoint(store, request, tensors, request.checkpoint)
+
+
+def _of_posted(
+    store: CheckpointStore, request: wire.NormStatisticsRequest, tensors: Mapping[str, WireTensor]
+) -> Reply[wire.NormStatisticsAnswer]:
+    refuse_without_checkpoint(request, "layer", "norm", "sample")
+    x = required(posted_tensor("x", request.x, tensors, device=store.device, nested_dtype=torch.float64))
+    gain = posted_tensor("gain", request.gain, tensors, device=store.device, nested_dtype=torch.float64)
+    eps = given_eps(request.eps)
+    if gain is not None:
+        if gain.ndim != 1:
+            raise InvalidValue(f"gain has shape {list(gain.shape)}", field="gain", hint="one number per channel")
+        require_last_axis("gain", gain, x.shape[-1], "the width of x")
+    source = Sourced(value=eps, source="request")
+    return _answered(x, gain, request.offset, source, dense=request.jacobian)
+
+
+def _of_checkpoint(
+    store: CheckpointStore, request: wire.NormStatisticsRequest, tensors: Mapping[str, WireTensor], name: str
+) -> Reply[wire.NormStatisticsAnswer]:
+    role = request.norm
+    if role is None:
+        raise InvalidValue("norm is missing: which norm of the checkpoint", field="norm", hint="for example ffn_in")
+    if request.layer is None and role != "final":
+        raise InvalidValue("layer is missing", field="layer", hint="give the layer whose norm is meant")
+    if request.gain is not None or "gain" in tensors or request.offset:
+        raise InvalidValue("gain and offset come from the checkpoint", field="gain", hint="leave out gain and offset")
+    checkpoint = store.open(name)
+    checkpoint.require_usable()
+    meter = ReadMeter()
+    norm = load_norm(checkpoint, request.layer, role, store.device, meter)
+    source = Sourced(value=norm.eps, source=eps_sources(checkpoint)[role].source)
+    if request.eps is not None:
+        check_eps(request.eps, field="eps")
+        norm = Norm(norm.kind, norm.gain, norm.bias, request.eps)
+        source = Sourced(value=request.eps, source="override")
+    x = block_input(store, checkpoint, request.x, request.sample, tensors, meter=meter, nested_dtype=torch.float32)
+    if norm.width is not None:
+        require_last_axis("x", x, norm.width, f"the width of {role}")
+    check_norm_defined(x, norm, field="x")
+    gain = None if norm.gain is None else norm.gain.to(torch.float64)
+    reply = _answered(x, gain, norm.kind.offset, source, dense=request.jacobian)
+    answer = reply.answer.model_copy(
+        update={"norm_kind": norm.kind.name, "read": BytesRead(bytes=meter.bytes, tensors=meter.tensors)}
+    )
+    return Reply(answer, {**reply.tensors, "output": norm(x)})
+
+
+def _answered(
+    x: Tensor, gain: Tensor | None, offset: float, eps: Sourced, *, dense: bool
+) -> Reply[wire.NormStatisticsAnswer]:
+    d = x.shape[-1]
+    epsilon = cast("float", eps.value)
+    ones = torch.ones(d, dtype=torch.float64, device=x.device)
+    stored = ones - offset if gain is None else gain.to(torch.float64)
+    # The plain arithmetics carry gain + offset already added, so that both Jacobians see the gain in use.
+    in_use = stored + offset
+    rms = Norm(norm_kind_named("rms_llama"), in_use, None, epsilon)
+    layer = Norm(norm_kind_named("layernorm_nobias"), in_use, None, epsilon)
+    wide = x.to(torch.float64)
+    check_norm_defined(wide, rms, field="x")
+    # A constant row has no direction once centred: with eps 0 its LayerNorm is 0/0, and is refused.
+    check_norm_defined(wide, layer, field="x")
+    if dense and d > DENSE_UP_TO:
+        raise InvalidValue(
+            f"x is {d} wide; dense Jacobians are written out up to {DENSE_UP_TO}", field="jacobian", hint="leave it out"
+        )
+    moments = numerics.norm_statistics(x, epsilon, gain=in_use)
+    moved = numerics.norm_invariances(
+        x,
+        epsilon,
+        shift=SHIFT,
+        scale=SCALE,
+        channel_scale=torch.linspace(1, 2, d, dtype=torch.float64, device=x.device),
+        gain=in_use,
+    )
+    frobenius = {"rmsnorm": norm_jacobian_frobenius(wide, rms), "layernorm": norm_jacobian_frobenius(wide, layer)}
+    answer = wire.NormStatisticsAnswer(
+        mean=nested_numbers(moments.mean),
+        square_mean=nested_numbers(moments.square_mean),
+        variance=nested_numbers(moments.variance),
+        rms=nested_numbers(moments.rms),
+        jacobian=_dense(wide, rms, layer) if dense else None,
+        jacobian_frobenius={name: nested_numbers(value) for name, value in frobenius.items()},
+        invariances=wire.Invariances(**{name: _differences(pair) for name, pair in moved._asdict().items()}),
+        dtype_report={name: _fit(report) for name, report in numerics.dtype_report(x, epsilon).items()},
+        eps=eps,
+    )
+    return Reply(answer, {"rmsnorm": moments.rmsnorm, "layernorm": moments.layernorm})
+
+
+def _dense(x: Tensor, rms: Norm, layer: Norm) -> wire.NormJacobians:
+    return wire.NormJacobians(
+        rmsnorm=nested_numbers(norm_jacobian(x, rms)), layernorm=nested_numbers(norm_jacobian(x, layer))
+    )
+
+
+def _differences(pair: numerics.Differences) -> wire.Differences:
+    return wire.Differences(rmsnorm=nested_numbers(pair.rms), layernorm=nested_numbers(pair.layer))
+
+
+def _fit(report: numerics.DtypeReport) -> wire.DtypeFit:
+    return wire.DtypeFit.model_validate({name: nested_numbers(value) for name, value in report._asdict().items()})

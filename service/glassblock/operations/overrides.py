@@ -1,0 +1,113 @@
+"""What a request changes about a block before it is run."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from glassblock.errors import InvalidValue
+from glassblock.numerics.activations import activation_named
+from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.norms import GainOrder, Norm, check_eps, norm_kind_named
+from glassblock.numerics.wiring import Placement, Wiring
+from glassblock.wire.blocks import Overrides
+
+
+@dataclass(frozen=True)
+class ChangedBlock:
+    """A block as it will run, and what had to be assumed to make it so."""
+
+    feed_forward: FeedForward
+    wiring: Wiring
+    notes: tuple[str, ...] = ()
+
+
+def overridden(feed_forward: FeedForward, wiring: Wiring, overrides: Overrides) -> ChangedBlock:
+    """The block with every override applied. The given tensors are not changed.
+
+    Raises:
+        InvalidValue: an override has no meaning for this block; its field is named.
+    """
+    if overrides.swap:
+        feed_forward = feed_forward.swapped(field="overrides.swap")
+    if overrides.activation is not None:
+        activation = activation_named(overrides.activation, field="overrides.activation")
+        feed_forward = replace(feed_forward, activation=activation)
+    if overrides.width is not None:
+        feed_forward = feed_forward.narrowed(overrides.width, field="overrides.width")
+    notes: list[str] = []
+    if overrides.placement is not None:
+        wiring, notes = rewired(wiring, Placement(overrides.placement), feed_forward.model_width)
+    changed = {
+        role: None if norm is None else _changed_norm(norm, overrides)
+        for role, norm in (
+            ("input_norm", wiring.input_norm),
+            ("output_norm", wiring.output_norm),
+            ("residual_norm", wiring.residual_norm),
+        )
+    }
+    return ChangedBlock(feed_forward, replace(wiring, **changed), tuple(notes))
+
+
+def rewired(wiring: Wiring, placement: Placement, width: int) -> tuple[Wiring, list[str]]:
+    """The same norms at other places, and what was assumed.
+
+    A norm the block has keeps its place where the new wiring has that place, and else moves to
+    the one that is free. A second norm that the block lacks gets the same arithmetic and a gain
+    that multiplies by one.
+    """
+    if placement is wiring.placement:
+        return wiring, []
+    main = wiring.input_norm or wiring.residual_norm or wiring.output_norm
+    if main is None:
+        raise InvalidValue("this block has no norm to place", field="overrides.placement", hint="leave it out")
+    notes: list[str] = []
+    branch_end = wiring.output_norm
+    match placement:
+        case Placement.PRE | Placement.PARALLEL:
+            places = {"input_norm": main}
+        case Placement.POST:
+            places = {"residual_norm": main}
+        case Placement.BRANCH_OUTPUT:
+            places = {"output_norm": branch_end or main}
+        case Placement.SANDWICH:
+            if branch_end is None:
+                branch_end = _unit(main, width)
+                notes.append("sandwich: the block has one norm; the one on the branch's output multiplies by one")
+            elif main is branch_end:
+                main = _unit(branch_end, width)
+                notes.append("sandwich: the block has one norm; the one on the branch's input multiplies by one")
+            places = {"input_norm": main, "output_norm": branch_end}
+    given = sum(norm is not None for norm in wiring.norms)
+    if given > len(places):
+        notes.append(f"{placement.value}: the block has {given} norms here; only the first is used")
+    moved = Wiring(placement, **places, residual_scale=wiring.residual_scale, branch_scale=wiring.branch_scale)
+    return moved, notes
+
+
+def _changed_norm(norm: Norm, overrides: Overrides) -> Norm:
+    kind, gain, bias, eps = norm.kind, norm.gain, norm.bias, norm.eps
+    if overrides.norm_kind is not None:
+        kind = norm_kind_named(overrides.norm_kind, field="overrides.norm_kind")
+        bias = bias if kind.bias else None
+        if kind.gain is GainOrder.NONE:
+            gain = None
+        elif gain is None:
+            raise InvalidValue(
+                f"norm kind {kind.name!r} needs a gain, and this norm stores none",
+                field="overrides.norm_kind",
+                hint="choose a kind without a gain",
+            )
+    if overrides.norm_offset is not None:
+        if not torch.isfinite(torch.tensor(overrides.norm_offset)):
+            raise InvalidValue("norm_offset must be finite", field="overrides.norm_offset", hint="usually 0 or 1")
+        kind = replace(kind, offset=overrides.norm_offset)
+    if overrides.eps is not None:
+        check_eps(overrides.eps, field="overrides.eps")
+        eps = overrides.eps
+    return Norm(kind, gain, bias, eps)
+
+
+def _unit(like: Norm, width: int) -> Norm:
+    if like.gain is None:
+        return like
+    return Norm(like.kind, torch.full_like(like.gain, 1.0 - like.kind.offset)[:width], None, like.eps)

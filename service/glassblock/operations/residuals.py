@@ -1,0 +1,142 @@
+"""`residuals/compare`: one sublayer wired pre-, post- and sandwich-norm, side by side."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from glassblock.checkpoint.reading import ReadMeter
+from glassblock.errors import InvalidValue
+from glassblock.numerics.block import apply_sublayer, residual_output, residual_stream
+from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.norms import Norm, check_eps, check_norm_defined, norm_kind_named
+from glassblock.numerics.residual_jacobians import residual_jacobian
+from glassblock.numerics.wiring import Placement, Wiring
+from glassblock.operations.inputs import block_input, given_eps, refuse_without_checkpoint, required, wired_eps
+from glassblock.operations.overrides import overridden, rewired
+from glassblock.operations.reply import Reply, nested_numbers
+from glassblock.operations.store import CheckpointStore
+from glassblock.operations.tensors import posted_tensor, require_last_axis
+from glassblock.wire.blocks import Overrides
+from glassblock.wire.framing import WireTensor
+from glassblock.wire.norms import JacobianNorms, ResidualCompareAnswer, ResidualCompareRequest
+from glassblock.wire.values import BytesRead, Sourced
+
+PLACEMENTS = (Placement.PRE, Placement.POST, Placement.SANDWICH)
+
+
+class _Sublayer(NamedTuple):
+    """What is wired three ways: F, the wiring its norms come from, and where all that was read."""
+
+    function: Tensor | FeedForward
+    wiring: Wiring
+    width: int
+    x: Tensor
+    eps: Sourced
+    read: BytesRead | None = None
+
+
+def compare(
+    store: CheckpointStore, request: ResidualCompareRequest, tensors: Mapping[str, WireTensor]
+) -> Reply[ResidualCompareAnswer]:
+    """Outputs and Jacobians of the three wirings of one sublayer.
+
+    Raises:
+        InvalidValue: x or the matrix is missing or does not fit, or a norm is not defined on a row.
+    """
+    if request.checkpoint is None:
+        sublayer = _posted(store, request, tensors)
+    else:
+        sublayer = _of_checkpoint(store, request, tensors, request.checkpoint)
+    dense = sublayer.width <= request.dense_up_to
+    outputs: dict[str, Tensor] = {}
+    norms: dict[str, JacobianNorms] = {}
+    notes: list[str] = []
+    for placement in PLACEMENTS:
+        wiring, assumed = rewired(sublayer.wiring, placement, sublayer.width)
+        notes += [note for note in assumed if note not in notes]
+        _check_defined(sublayer, wiring)
+        if wiring.output_norm is not None and _branch_vanishes(sublayer, wiring):
+            notes.append(f"{placement.value}: F is zero on a row and eps is 0, so its norm is not defined there: NaN")
+        outputs[placement.value] = residual_output(sublayer.x, sublayer.function, wiring)
+        name = f"{placement.value}_jacobian"
+        if dense:
+            outputs[name] = residual_jacobian(sublayer.x, sublayer.function, wiring)
+        else:
+            norms[name] = _norms(sublayer, wiring)
+    answer = ResidualCompareAnswer(
+        jacobians="dense" if dense else "norms",
+        eps=sublayer.eps,
+        notes=tuple(notes),
+        read=sublayer.read,
+        **norms,
+    )
+    return Reply(answer, outputs)
+
+
+def _posted(store: CheckpointStore, request: ResidualCompareRequest, tensors: Mapping[str, WireTensor]) -> _Sublayer:
+    refuse_without_checkpoint(request, "layer", "sample")
+    x = required(posted_tensor("x", request.x, tensors, device=store.device, nested_dtype=torch.float64))
+    matrix = posted_tensor("matrix", request.matrix, tensors, device=store.device, nested_dtype=torch.float64)
+    if matrix is None:
+        raise InvalidValue("matrix is missing", field="matrix", hint="post a square matrix, or name a checkpoint")
+    width = x.shape[-1]
+    if matrix.shape != (width, width):
+        raise InvalidValue(
+            f"matrix has shape {list(matrix.shape)}, x is {width} wide", field="matrix", hint=f"send [{width}, {width}]"
+        )
+    eps = given_eps(request.eps)
+    wiring = Wiring(Placement.PRE, input_norm=Norm(norm_kind_named("rms_noweight"), None, None, eps))
+    common = torch.promote_types(torch.promote_types(x.dtype, matrix.dtype), torch.float32)
+    return _Sublayer(matrix.to(common), wiring, width, x.to(common), Sourced(value=eps, source="request"))
+
+
+def _of_checkpoint(
+    store: CheckpointStore, request: ResidualCompareRequest, tensors: Mapping[str, WireTensor], name: str
+) -> _Sublayer:
+    if request.matrix is not None or "matrix" in tensors:
+        raise InvalidValue("matrix and checkpoint are both given", field="matrix", hint="give one of them")
+    if request.layer is None:
+        raise InvalidValue("layer is missing", field="layer", hint="give the layer whose FFN is meant")
+    checkpoint = store.open(name)
+    checkpoint.require_usable()
+    meter = ReadMeter()
+    block = store.block(name, checkpoint, request.layer, meter)
+    if request.eps is not None:
+        check_eps(request.eps, field="eps")
+    changed = overridden(block.feed_forward, block.wiring, Overrides(eps=request.eps))
+    x = block_input(store, checkpoint, request.x, request.sample, tensors, meter=meter, nested_dtype=torch.float32)
+    width = changed.feed_forward.model_width
+    require_last_axis("x", x, width, f"d_model of {name}")
+    eps = next(iter(wired_eps(checkpoint, changed.wiring, overridden=request.eps is not None).values()))
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    read = BytesRead(bytes=meter.bytes, tensors=meter.tensors)
+    return _Sublayer(changed.feed_forward, changed.wiring, width, x, eps, read)
+
+
+def _check_defined(sublayer: _Sublayer, wiring: Wiring) -> None:
+    if wiring.input_norm is not None:
+        check_norm_defined(sublayer.x, wiring.input_norm, field="x")
+    if wiring.residual_norm is not None:
+        check_norm_defined(residual_stream(sublayer.x, sublayer.function, wiring), wiring.residual_norm, field="x")
+
+
+def _branch_vanishes(sublayer: _Sublayer, wiring: Wiring) -> bool:
+    if wiring.output_norm is None or wiring.output_norm.eps > 0:
+        return False
+    normed = sublayer.x if wiring.input_norm is None else wiring.input_norm(sublayer.x)
+    return not bool(apply_sublayer(normed, sublayer.function).any(-1).all())
+
+
+def _norms(sublayer: _Sublayer, wiring: Wiring) -> JacobianNorms:
+    rows = sublayer.x.reshape(-1, sublayer.width)
+    # One row at a time: a dense Jacobian is width x width.
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for row in rows:
+        jacobian = residual_jacobian(row, sublayer.function, wiring)
+        norm = cast("Tensor", torch.linalg.matrix_norm(jacobian))
+        pairs.append((norm, jacobian.diagonal().sum()))
+    shape = sublayer.x.shape[:-1]
+    frobenius, trace = (torch.stack(values).reshape(shape) for values in zip(*pairs, strict=True))
+    return JacobianNorms(frobenius=nested_numbers(frobenius), trace=nested_numbers(trace))

@@ -1,0 +1,67 @@
+"""The tables, readable: rules with their explanations, families with their layouts."""
+
+from glassblock.audit.rules import RULES
+from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, Setting
+from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS
+from glassblock.numerics.norms import NORM_KINDS
+from glassblock.numerics.wiring import Placement
+from glassblock.wire.tables import FamilyList, FamilyRow, RuleList, RuleRow
+
+
+def rules() -> RuleList:
+    """Every rule, explained."""
+    rows = (
+        RuleRow(
+            name=rule.name,
+            level=rule.level,
+            certainty=rule.certainty,
+            what=rule.what,
+            hurts=rule.hurts,
+            detection=rule.detection,
+            fooled_by=rule.fooled_by,
+            report=rule.report,
+        )
+        for rule in RULES.values()
+    )
+    return RuleList(rules=tuple(rows))
+
+
+def families() -> FamilyList:
+    """Every family, and the names that overrides accept."""
+    return FamilyList(
+        families=tuple(_family(row) for row in ARCHITECTURES.values()),
+        norm_kinds=tuple(NORM_KINDS),
+        activations=tuple(sorted({*ACTIVATIONS, *ACTIVATION_ALIASES})),
+        placements=tuple(placement.value for placement in Placement),
+    )
+
+
+def _family(row: Architecture) -> FamilyRow:
+    norm = next((norm for norm in row.norms if norm.role != "final"), row.norms[-1])
+    return FamilyRow(
+        name=row.name,
+        model_types=row.model_types,
+        architectures=row.architectures,
+        ffn=_feed_forward(row.feed_forward),
+        activation=_setting(row.feed_forward.activation),
+        norm=norm.kind,
+        placement=row.placement.value,
+        eps=_setting(norm.eps),
+        verified=row.verified,
+        notes=row.notes,
+    )
+
+
+def _feed_forward(row: FeedForwardRow) -> str:
+    if row.fused is not None:
+        where = f"{row.fused.weight} [{' | '.join(row.fused.order)}], {row.fused.arrangement}"
+    else:
+        where = ", ".join(projection.weight for projection in (row.gate, row.up) if projection is not None)
+    kind = "gated" if row.gated else "plain"
+    return f"{kind}: {where}; {row.down.weight}; stored {row.layout}"
+
+
+def _setting(setting: Setting[str] | Setting[float]) -> str:
+    keys = " or ".join(setting.keys) or "fixed"
+    return f"{keys} (default {setting.default})"

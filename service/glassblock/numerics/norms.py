@@ -104,8 +104,9 @@ class NormArithmetic:
 class Norm:
     """A norm with its tensors: call it on `[*batch, d]`.
 
-    The result has the input's dtype, except that under `AFTER_CAST` and `WEIGHT_DTYPE` a gain wider than the input
-    widens it, as it does in those models.
+    The result has the input's dtype, but for two kinds of gain, as in those models: under `AFTER_CAST` and
+    `WEIGHT_DTYPE` a gain wider than the input widens it, and under `WEIGHT_DTYPE` a half gain narrows it, float64
+    included. Cast the norm (`to`) where its tensors should not decide.
 
     Attributes:
         kind: The arithmetic.

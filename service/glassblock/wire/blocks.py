@@ -14,6 +14,7 @@ from glassblock.wire.values import (
     Sample,
     Sourced,
     Stage,
+    Whole,
 )
 
 ALL_STAGES: tuple[Stage, ...] = (
@@ -38,7 +39,7 @@ class Overrides(Request):
     norm_offset: Annotated[float | None, Field(description="what is added to the stored gain")] = None
     norm_kind: Annotated[str | None, Field(description="norm arithmetic, by its name in /v1/families")] = None
     placement: Annotated[PlacementName | None, Field(description="where the norm stands")] = None
-    width: Annotated[int | None, Field(ge=1, description="only the first so many hidden units")] = None
+    width: Annotated[Whole | None, Field(ge=1, description="only the first so many hidden units")] = None
     dtype: Annotated[ComputeDtype | None, Field(description="run every step in this type, as an engine would")] = None
 
 
@@ -46,7 +47,7 @@ class BlockRunRequest(Request):
     """Run layer `layer`'s feed-forward block on `x`, or on sampled embedding rows."""
 
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096, description="path under a root")]
-    layer: int
+    layer: Whole
     part: Literal["ffn"] = "ffn"
     x: Annotated[Nested | None, Field(description="residual stream, [..., d_model]; or the tensor `x`")] = None
     sample: Sample | None = None

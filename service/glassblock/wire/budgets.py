@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, Request
+from glassblock.wire.values import Answer, Request, Whole
 
-Count = Annotated[int, Field(ge=1, le=2**40)]
+Count = Annotated[Whole, Field(ge=1, le=2**40)]
 Counts = Count | Annotated[list[Count], Field(min_length=1, max_length=4096)]
 
 
@@ -20,7 +20,7 @@ class BudgetRequest(Request):
     tokens: Counts = 1
     layers: Count = 1
     dtype: Literal["float64", "float32", "bfloat16", "float16", "float8"] = "bfloat16"
-    multiple_of: Annotated[int, Field(ge=1, le=2**20, description="round the equal-parameter width up to this")] = 256
+    multiple_of: Annotated[Whole, Field(ge=1, le=2**20, description="round the equal-parameter width up to this")] = 256
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, Request
+from glassblock.wire.values import Answer, Request, Whole
 
 
 class DeclaredEps(Answer):
@@ -74,4 +74,4 @@ class CheckpointDetail(Answer):
 class ResidencyRequest(Request):
     """Which layers to hold; all of them when left out."""
 
-    layers: tuple[int, ...] | None = None
+    layers: tuple[Whole, ...] | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, BytesRead, Nested, Request, Sample, Sourced, Tensorial
+from glassblock.wire.values import Answer, BytesRead, Nested, Request, Sample, Sourced, Tensorial, Whole
 
 NormRole = Literal["attn_in", "attn_out", "ffn_in", "ffn_out", "final"]
 
@@ -17,7 +17,7 @@ class NormStatisticsRequest(Request):
     gain: Annotated[Nested | None, Field(description="[d]; or the tensor `gain`; ones when absent")] = None
     offset: Annotated[float, Field(description="added to the gain")] = 0.0
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
-    layer: int | None = None
+    layer: Whole | None = None
     norm: Annotated[NormRole | None, Field(description="which norm of the checkpoint")] = None
     sample: Sample | None = None
     jacobian: Annotated[bool, Field(description="also the dense Jacobians, up to a width of 128")] = False
@@ -84,9 +84,9 @@ class ResidualCompareRequest(Request):
     matrix: Annotated[Nested | None, Field(description="[d, d]: F(x) = matrix @ x; or the tensor `matrix`")] = None
     eps: float | None = None
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
-    layer: int | None = None
+    layer: Whole | None = None
     sample: Sample | None = None
-    dense_up_to: Annotated[int, Field(ge=0, le=512, description="widest d whose Jacobians are written out")] = 128
+    dense_up_to: Annotated[Whole, Field(ge=0, le=512, description="widest d whose Jacobians are written out")] = 128
 
 
 class JacobianNorms(Answer):

@@ -15,6 +15,9 @@ Stage = Literal["x", "normed", "gate", "up", "activated", "hidden", "down", "con
 PlacementName = Literal["pre", "post", "sandwich", "parallel", "branch-output"]
 ComputeDtype = Literal["float32", "float64", "bfloat16", "float16"]
 
+Whole = Annotated[int, Field(strict=True)]
+"""A whole number; neither a text nor a truth value stands for one."""
+
 Nested = Annotated[Any, Field(description="numbers nested in lists, the last axis innermost")]
 """A small tensor as JSON: a number, or lists of lists of numbers, rectangular."""
 
@@ -37,8 +40,8 @@ class Answer(BaseModel):
 class Sample(Request):
     """Rows of the checkpoint's own embedding, drawn without replacement, as input."""
 
-    rows: Annotated[int, Field(ge=1, le=65_536, description="how many rows")]
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="seed of the draw")] = 0
+    rows: Annotated[Whole, Field(ge=1, le=65_536, description="how many rows")]
+    seed: Annotated[Whole, Field(ge=0, le=2**63 - 1, description="seed of the draw")] = 0
 
 
 class Sourced(Answer):

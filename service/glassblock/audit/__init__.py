@@ -1,0 +1,1 @@
+"""Evidence about a checkpoint, gathered in one pass, and the rules that turn it into findings."""

@@ -1,0 +1,94 @@
+"""What a rule is: a row that says what it needs and explains itself, and a function that only looks."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassblock.audit.evidence import Evidence, Need
+from glassblock.wire.audits import Certainty, Coverage, Finding, Fix, Level, Skipped, Undecidable
+
+
+@dataclass(frozen=True)
+class Found:
+    """One mistake. The rule's row gives its name, and its level and certainty where these are None."""
+
+    message: str
+    layer: int | None = None
+    tensors: tuple[str, ...] = ()
+    file: str | None = None
+    byte: int | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    fix: Fix | None = None
+    level: Level | None = None
+    certainty: Certainty | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """So many files, tensors or layers were decided."""
+
+    count: int = 1
+
+
+Outcome = Found | Checked | Undecidable | Skipped
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the rule table.
+
+    Attributes:
+        name: `group/mistake`.
+        level: The highest level of its findings.
+        certainty: How sure a finding of that level is.
+        what: The mistake it names.
+        hurts: What goes wrong when nobody notices.
+        detection: How it is found.
+        fooled_by: What would deceive it.
+        report: A public report where it happened.
+        needs: Evidence without which it is skipped.
+        look: Evidence in, outcomes out; it reads no file and changes nothing.
+    """
+
+    name: str
+    level: Level
+    certainty: Certainty
+    what: str
+    hurts: str
+    detection: str
+    fooled_by: str
+    report: str
+    needs: tuple[Need, ...]
+    look: Callable[[Evidence], Iterable[Outcome]]
+
+
+def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Coverage]:
+    """Findings of one rule and what it looked at. Evidence that is missing is told as a skip."""
+    for need in rule.needs:
+        reason = evidence.lacks(need)
+        if reason is not None:
+            return (), Coverage(rule=rule.name, checked=0, skipped=(Skipped(reason=reason),))
+    outcomes = tuple(rule.look(evidence))
+    findings = tuple(_finding(rule, outcome) for outcome in outcomes if isinstance(outcome, Found))
+    coverage = Coverage(
+        rule=rule.name,
+        checked=sum(outcome.count for outcome in outcomes if isinstance(outcome, Checked)),
+        undecidable=tuple(outcome for outcome in outcomes if isinstance(outcome, Undecidable)),
+        skipped=tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped)),
+    )
+    return findings, coverage
+
+
+def _finding(rule: Rule, found: Found) -> Finding:
+    return Finding(
+        rule=rule.name,
+        level=found.level or rule.level,
+        certainty=found.certainty or rule.certainty,
+        layer=found.layer,
+        tensors=found.tensors,
+        file=found.file,
+        byte=found.byte,
+        message=found.message,
+        evidence=dict(found.evidence),
+        fix=found.fix,
+    )

@@ -1,0 +1,9 @@
+"""The report as it is: the versioned JSON that programs read."""
+
+from glassblock.wire.audits import Report
+
+
+def render_json(report: Report, *, width: int = 80, colour: bool = False) -> str:
+    """Indented JSON. NaN and infinity are strings, so that every JSON parser reads it."""
+    del width, colour
+    return report.model_dump_json(indent=2) + "\n"

@@ -1,0 +1,1 @@
+"""The service, asked over HTTP in its own process."""

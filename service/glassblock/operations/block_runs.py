@@ -104,6 +104,9 @@ def _recombined(stages: Stages, feed_forward: FeedForward, wiring: Wiring) -> di
     if stages.output is None:
         return {}
     few = Stages(*(None if tensor is None else _first_rows(tensor) for tensor in stages))
+    # Without `normed` the two large products into the hidden width are not made again: what is asked is
+    # whether gate, up and x make the output.
+    few = few._replace(normed=None)
     errors = recombination_error(few, feed_forward, wiring)
     return {cast("Stage", name): float(error) for name, error in errors.items()}
 

@@ -1,0 +1,154 @@
+"""Where the answers come from: a service at a URL, or one started in this process."""
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, cast
+
+import typer
+from glassblock.errors import AccessRefused, InvalidValue, ServiceUnavailable, UnknownCheckpoint
+
+from glassblock_client.backend import httpx
+from glassblock_client.cli.screen import working
+from glassblock_client.client import Client
+
+REMOTE_SECONDS = 300.0
+"""Longest silence of a remote service, unless --timeout says otherwise: a first look at a large checkpoint is slow."""
+
+Connect = Callable[..., AbstractContextManager[httpx.BaseTransport]]
+"""`connect(*, roots, device)`: a service in this process. Tests hand another to the command line as its `obj`."""
+
+CheckpointArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="Checkpoint: a folder, or one .safetensors file. With --url its name at the service.",
+        show_default=False,
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="GLASSBLOCK_URL",
+        metavar="URL",
+        help="Ask the service there, with the key in GLASSBLOCK_KEY; without, one starts in this process.",
+        rich_help_panel="Service",
+        show_default=False,
+    ),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.001,
+        help=f"Longest silence of the service at --url, {REMOTE_SECONDS:g} when left out.",
+        rich_help_panel="Service",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="auto, cpu or cuda:N, for the service in this process; also GLASSBLOCK_DEVICE.",
+        rich_help_panel="Service",
+        show_default=False,
+    ),
+]
+
+
+@contextmanager
+def connected(
+    context: typer.Context,
+    roots: Sequence[Path] = (),
+    *,
+    url: str | None,
+    timeout: float | None,
+    device: str | None,
+) -> Generator[Client]:
+    """A client of the service at `url`, or of one in this process over `roots`.
+
+    Raises:
+        InvalidValue: an option was given that has no effect on the service asked.
+        ServiceUnavailable: no URL, and the packages of the service are not installed.
+    """
+    if url:
+        if device is not None:
+            raise InvalidValue("--device has no effect with --url: that service has its own", field="device")
+        key = os.environ.get("GLASSBLOCK_KEY")
+        with Client(url, api_key=key, timeout=REMOTE_SECONDS if timeout is None else timeout) as client:
+            yield client
+        return
+    if timeout is not None:
+        raise InvalidValue("--timeout has no effect without --url", field="timeout")
+    with ExitStack() as stack:
+        with working("starting the service"):
+            connect = cast("Connect | None", context.obj) or cast("Connect", door().connect)
+            chosen = device or os.environ.get("GLASSBLOCK_DEVICE") or "auto"
+            transport = stack.enter_context(connect(roots=tuple(roots), device=chosen))
+        yield stack.enter_context(Client("http://in-process", timeout=None, transport=transport))
+
+
+@contextmanager
+def connected_to(
+    context: typer.Context, path: str, *, url: str | None, timeout: float | None, device: str | None
+) -> Generator[tuple[Client, str]]:
+    """A client, and the name under which its service knows the checkpoint at `path`.
+
+    Raises:
+        UnknownCheckpoint: nothing is there.
+        AccessRefused: it may not be looked at.
+    """
+    if url:
+        with connected(context, url=url, timeout=timeout, device=device) as client:
+            yield client, path.rstrip("/") or path
+        return
+    root, name = root_and_name(path)
+    with connected(context, [root], url=None, timeout=timeout, device=device) as client:
+        yield client, name
+
+
+def root_and_name(path: str) -> tuple[Path, str]:
+    """The folder that holds the checkpoint, and its name in there.
+
+    Links are followed, so that the checkpoint lies under its root: for a file only where the link
+    leads to a .safetensors file, because a Hugging Face cache keeps the name on the link alone.
+    """
+    given = Path(path)
+    try:
+        real = given.resolve(strict=True)
+    except FileNotFoundError:
+        raise UnknownCheckpoint(
+            f"there is no {path!r}", hint="give a folder or a .safetensors file; with --url, a name at the service"
+        ) from None
+    except (OSError, RuntimeError, ValueError) as fault:  # RuntimeError: links in a circle
+        raise AccessRefused(f"{path!r} cannot be looked at: {fault}", hint="check its permissions") from fault
+    if real.is_file() and real.suffix != ".safetensors":
+        real = given.parent.resolve() / given.name
+    if not real.name:
+        raise InvalidValue("the root of the file system is no checkpoint", field="PATH")
+    return real.parent, real.name
+
+
+def door() -> ModuleType:
+    """The service's entry points.
+
+    Raises:
+        ServiceUnavailable: the packages of the service are not installed.
+    """
+    try:
+        from glassblock_client.cli import service  # noqa: PLC0415  torch loads here, and only for a local service
+    except ModuleNotFoundError as fault:
+        missing = fault.name or "a package"
+        if missing.partition(".")[0].startswith("glassblock"):
+            raise
+        raise ServiceUnavailable(
+            f"no service can start in this process: {missing} is not installed",
+            hint="pip install 'glassblock[service]', or give --url",
+        ) from fault
+    return service

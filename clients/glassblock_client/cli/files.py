@@ -1,0 +1,101 @@
+"""Files that the command line reads and writes."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from glassblock.errors import InvalidValue
+from glassblock.wire.framing import WireTensor, read_tensors
+
+from glassblock_client.tensors import wire_from_array
+
+JSON_LIMIT_BYTES = 16 * 1024 * 1024
+"""Far above any config, far below what would fill memory."""
+
+
+def read_json_object(path: Path, *, option: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        InvalidValue: no JSON, no object, or over 16 MiB.
+    """
+    with path.open("rb") as file:
+        text = file.read(JSON_LIMIT_BYTES + 1)
+    if len(text) > JSON_LIMIT_BYTES:
+        raise _refused(option, path, f"is larger than {JSON_LIMIT_BYTES:,} bytes, which no config is")
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise _refused(option, path, f"is not JSON: {fault}") from fault
+    if not isinstance(value, dict):
+        raise _refused(option, path, "is not a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def read_x(path: Path, *, option: str = "--input") -> WireTensor:
+    """The tensor `x` of a .safetensors file, or the array of an .npy file. Never unpickles.
+
+    Raises:
+        InvalidValue: another kind of file, damaged, or without `x`.
+    """
+    try:
+        if path.suffix == ".npy":
+            return wire_from_array(np.load(path, mmap_mode="r", allow_pickle=False), field=option)
+        if path.suffix == ".safetensors":
+            _, tensors = read_tensors(np.memmap(path, np.uint8, mode="r").data)
+        else:
+            raise _refused(option, path, "is neither .npy nor .safetensors")
+    except (ValueError, EOFError) as fault:  # numpy: an empty file, a pickle, a damaged header
+        raise _refused(option, path, f"cannot be read: {fault}") from fault
+    except InvalidValue as fault:
+        fault.message = f"{path}: {fault.message}"
+        raise
+    if "x" not in tensors:
+        raise InvalidValue(
+            f"{option}: {path} holds no tensor 'x'",
+            field=option,
+            known=tuple(sorted(tensors))[:20],
+            hint="save the residual stream under the name x",
+        )
+    return tensors["x"]
+
+
+def require_writable(path: Path, *, option: str = "--output") -> None:
+    """Refuse before the work what could not be written after it.
+
+    Raises:
+        InvalidValue: no such folder, or no leave to write there.
+    """
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise _refused(option, path, "lies in a folder that is not there")
+    if path.is_dir():
+        raise _refused(option, path, "is a folder")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _refused(option, path, "may not be written")
+
+
+def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a file so that it is there whole or not at all; what stood there before stays until then."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace
+        with target.open("wb") as stream:
+            stream.writelines(chunks)
+        return
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with draft.open("xb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _refused(option: str, path: Path, what: str) -> InvalidValue:
+    return InvalidValue(f"{option}: {path} {what}", field=option)

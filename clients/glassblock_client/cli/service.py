@@ -1,0 +1,5 @@
+"""The one door to the service's own code. Importing it loads torch and FastAPI."""
+
+from glassblock.api.entry import connect, serve
+
+__all__ = ["connect", "serve"]

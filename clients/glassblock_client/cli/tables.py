@@ -1,0 +1,116 @@
+"""`glassblock families` and `glassblock rules`: what is read, and what is looked for."""
+
+import sys
+from difflib import get_close_matches
+from typing import Annotated
+
+import typer
+from glassblock.errors import InvalidValue
+from glassblock.wire.tables import FamilyList, RuleList, RuleRow
+from rich import box
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from glassblock_client.cli.connection import DeviceOption, TimeoutOption, UrlOption, connected
+from glassblock_client.cli.run import FormatOption
+from glassblock_client.cli.screen import show
+
+LEVEL_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+def families(
+    context: typer.Context,
+    *,
+    answer_format: FormatOption = "text",
+    url: UrlOption = None,
+    timeout: TimeoutOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """List the families of models that are read."""
+    with connected(context, url=url, timeout=timeout, device=device) as client:
+        known = client.families()
+    if answer_format == "json":
+        sys.stdout.write(known.model_dump_json(indent=2) + "\n")
+    else:
+        show([_family_table(known), Text(), _override_names(known)])
+
+
+def rules(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain this one.", show_default=False)] = None,
+    *,
+    answer_format: FormatOption = "text",
+    url: UrlOption = None,
+    timeout: TimeoutOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """List the rules of the audit, or explain one."""
+    with connected(context, url=url, timeout=timeout, device=device) as client:
+        known = client.rules()
+    if name is not None:
+        rule = _named(known, name)
+        if answer_format == "json":
+            sys.stdout.write(rule.model_dump_json(indent=2) + "\n")
+        else:
+            show(_explained(rule))
+    elif answer_format == "json":
+        sys.stdout.write(known.model_dump_json(indent=2) + "\n")
+    else:
+        show([_rule_table(known)])
+
+
+def _family_table(known: FamilyList) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in known.families:
+        kind, _, layout = row.ffn.partition(": ")
+        grid.add_row(row.name, Text(f"{kind}, {row.norm}, {row.placement}, {row.verified}"))
+        grid.add_row("", Text(f"activation {row.activation}, eps {row.eps}"))
+        grid.add_row("", Text(layout, "dim"))
+    return grid
+
+
+def _override_names(known: FamilyList) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    grid.add_row("norm kinds", ", ".join(known.norm_kinds))
+    grid.add_row("activations", ", ".join(known.activations))
+    grid.add_row("placements", ", ".join(known.placements))
+    return grid
+
+
+def _rule_table(known: RuleList) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    table.add_column("rule", style="bold", no_wrap=True)
+    table.add_column("level")
+    table.add_column("names")
+    for row in known.rules:
+        table.add_row(row.name, Text(row.level, LEVEL_STYLES[row.level]), row.what)
+    return table
+
+
+def _explained(rule: RuleRow) -> list[Text | Padding]:
+    parts: list[Text | Padding] = [
+        Text.assemble((rule.name, "bold"), "  ", (rule.level, LEVEL_STYLES[rule.level]), f" / {rule.certainty}")
+    ]
+    for title, text in (
+        ("what it names", rule.what),
+        ("what it hurts", rule.hurts),
+        ("how it is found", rule.detection),
+        ("what would deceive it", rule.fooled_by),
+        ("where it happened", rule.report),
+    ):
+        parts += [Text(f"\n{title}", "dim"), Padding(Text(text), (0, 0, 0, 2))]
+    return parts
+
+
+def _named(known: RuleList, name: str) -> RuleRow:
+    by_name = {rule.name: rule for rule in known.rules}
+    if name in by_name:
+        return by_name[name]
+    near = get_close_matches(name, by_name, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "`glassblock rules` lists them"
+    raise InvalidValue(f"no rule {name!r}", field="NAME", hint=hint)

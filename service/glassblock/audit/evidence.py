@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from glassblock.audit.question import AuditQuestion
@@ -12,8 +11,8 @@ from glassblock.checkpoint.layers import LayerFault, LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.numerics.gate_or_up import GateUpEvidence, Judgement
 
-Need = Literal["index", "config", "family", "separate-gate", "fused-gate"]
-"""Evidence that a checkpoint may not offer: an index, a config, a family with its names, gates of two kinds."""
+Need = Literal["family", "separate-gate", "fused-gate"]
+"""Evidence that a checkpoint may not offer: a family with its names, and gates of two kinds."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +99,20 @@ class Evidence:
         embedding: Mean squares of the embedding's rows, where a norm receives them.
         head_is_embedding: Whether the output head equals the embedding; None where one of them could not be read.
         equal_copies: Of tensors that lie in several files, whether all copies are equal.
-        idle_neurons: Of layers whose width is not the declared one, how many neurons are zero in gate, up and down.
+        idle_neurons: Of the gated layers that could be read, how many neurons are zero in gate, up and down.
     """
 
     checkpoint: Checkpoint
     question: AuditQuestion
-    misfits: tuple[LayerFault, ...] = ()
-    layers: Mapping[int, LayerTensors] = MappingProxyType({})
-    values: Mapping[str, TensorValues] = MappingProxyType({})
-    unread: Mapping[str, str] = MappingProxyType({})
-    gates: GateStudy | None = None
-    embedding: EmbeddingEnergy | None = None
-    head_is_embedding: bool | None = None
-    equal_copies: Mapping[str, bool] = MappingProxyType({})
-    idle_neurons: Mapping[int, int] = MappingProxyType({})
+    misfits: tuple[LayerFault, ...]
+    layers: Mapping[int, LayerTensors]
+    values: Mapping[str, TensorValues]
+    unread: Mapping[str, str]
+    gates: GateStudy | None
+    embedding: EmbeddingEnergy | None
+    head_is_embedding: bool | None
+    equal_copies: Mapping[str, bool]
+    idle_neurons: Mapping[int, int]
 
     @property
     def family(self) -> Architecture:
@@ -125,19 +124,22 @@ class Evidence:
     def lacks(self, need: Need) -> str | None:
         """Why the evidence that is needed is not there; None where it is."""
         checkpoint = self.checkpoint
-        if need == "index":
-            return None if checkpoint.index is not None else "the checkpoint has no index"
-        if need == "config":
-            return None if checkpoint.config is not None else "there is no config.json that can be read"
         if checkpoint.family is None or checkpoint.trunk is None:
-            fault = checkpoint.family_fault
-            return "the family is unknown" if fault is None else f"the family is unknown: {fault.message}"
+            return _unknown(checkpoint)
         network = checkpoint.family.feed_forward
         if need == "separate-gate" and network.gate is None:
             return "gate and up are one tensor" if network.gated else _plain(checkpoint.family)
         if need == "fused-gate" and network.fused is None:
             return "gate and up are separate tensors" if network.gated else _plain(checkpoint.family)
         return None
+
+
+def _unknown(checkpoint: Checkpoint) -> str:
+    if checkpoint.family_fault is not None:
+        return f"the family is unknown: {checkpoint.family_fault.message}"
+    if checkpoint.family is None:
+        return "the family is unknown: config.json cannot be read"
+    return f"no tensor that can be read has a name of the family {checkpoint.family.name}"
 
 
 def _plain(family: Architecture) -> str:

@@ -15,7 +15,8 @@ from glassblock.numerics.activations import activation_named, gating_named
 ALPHA = 1e-3
 """Family-wise error of the gate and up rules over one checkpoint."""
 
-CAPTURES = "captured gate and hidden activations of a layer, or a trusted reference checkpoint"
+_DEQUANTISED = "the weights before they were quantised, or dequantised"
+_CAPTURES = "captured gate and hidden activations of a layer, or a trusted reference checkpoint"
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,12 @@ def _refusal(checkpoint: Checkpoint, family: Architecture) -> Unasked | None:
         return Unasked(f"bilinear network ({name.source} is {name.value}): exchanging gate and up changes nothing")
     if activation.odd:
         return Unasked(
-            f"odd activation ({name.source} is {name.value}): the gate has the same sign symmetry as up", CAPTURES
+            f"odd activation ({name.source} is {name.value}): the gate has the same sign symmetry as up", _CAPTURES
         )
     if not gating.up_sign_symmetric:
         return Unasked(
             f"the gating {gating.name} is not odd in up, so the signs of up are no fair coins under either naming",
-            CAPTURES,
+            _CAPTURES,
         )
     return None
 
@@ -90,7 +91,7 @@ def _unfit(tensors: LayerTensors, family: Architecture, unread: Mapping[str, str
         if entry.name in unread:
             return Unasked(unread[entry.name])
         if entry.dtype not in FLOAT_CODES:
-            return Unasked(f"{entry.name} is stored as {entry.dtype}: quantised weights are not read yet")
+            return Unasked(f"{entry.name} is stored as {entry.dtype}: quantised weights are not read yet", _DEQUANTISED)
     shapes = {part: entry.shape for part, entry in entries.items()}
     if network.layout == "in_out":
         shapes = {part: shape[::-1] for part, shape in shapes.items()}

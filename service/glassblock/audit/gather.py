@@ -19,7 +19,7 @@ from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.readable import resolved_layers, unreadable
 from glassblock.audit.values import TensorValues, values_of
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, shape_faults, split_fused
+from glassblock.checkpoint.layers import embedding_entry, head_entry, shape_faults, split_fused
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks, read_tensor
 from glassblock.errors import CheckpointUnusable
@@ -215,9 +215,7 @@ def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
         return
     oriented = {part: weight.T if plan.transposed else weight for part, weight in weights.items()}
     down = oriented["down"]
-    gate, up = (
-        (oriented["gate"], oriented["up"]) if plan.fused is None else split_fused(oriented["fused"], plan.fused)
-    )
+    gate, up = (oriented["gate"], oriented["up"]) if plan.fused is None else split_fused(oriented["fused"], plan.fused)
     sweep.idle[layer] = int((~(gate.any(1) | up.any(1) | down.any(0))).sum())
     statistics = gate_up_evidence(
         gate,
@@ -232,9 +230,7 @@ def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
         gate=tensors.weights["gate" if plan.fused is None else "fused"].name,
         up=tensors.weights["up" if plan.fused is None else "fused"].name,
         down=tensors.weights["down"].name,
-        companions=tuple(
-            entry.name for part, entry in tensors.biases.items() if part in {"gate", "up", "fused"}
-        ),
+        companions=tuple(entry.name for part, entry in tensors.biases.items() if part in {"gate", "up", "fused"}),
         statistics=statistics,
         judgement=judge(statistics, level=sweep.level),
     )

@@ -46,9 +46,9 @@ class TensorValues:
 
 def values_of(tensor: Shaped[Tensor, "..."], *, chunk_elements: int) -> TensorValues:
     """What a whole tensor in memory holds, looked at in pieces that a cache can hold."""
-    values = TensorValues()
-    for piece in tensor.reshape(-1).split(chunk_elements):
-        values = values.and_then(piece)
+    values, flat = TensorValues(), tensor.reshape(-1)
+    for start in range(0, flat.numel(), chunk_elements):
+        values = values.and_then(flat[start : start + chunk_elements])
     return values
 
 

@@ -19,6 +19,8 @@ PICTURE_FROM = 60
 """Columns of text from which the picture has room."""
 ARM = 6
 """Cells of the picture on either side."""
+NOISE_UP_TO = 2.0
+"""-log10 p below which a tensor looks like noise, and has no bar."""
 FARTHEST = 300.0
 """-log10 p at which a bar is full: about where a float64 p-value ends."""
 
@@ -54,7 +56,7 @@ def _p_column(name: str) -> Callable[[Metrics], str | None]:
     def cell(metrics: Metrics) -> str | None:
         found = _log10_p(metrics, name)
         # + 0.0: no minus before a zero.
-        return None if found is None else f"{'' if found[1] else '~'}{found[0] + 0.0:.1f}"
+        return None if found is None else f"{'' if found[1] else '~'}{round(found[0], 1) + 0.0:.1f}"
 
     return cell
 
@@ -62,7 +64,7 @@ def _p_column(name: str) -> Callable[[Metrics], str | None]:
 def _number_column(key: str, form: str) -> Callable[[Metrics], str | None]:
     def cell(metrics: Metrics) -> str | None:
         number = _number(metrics, key)
-        return None if number is None else format(number + 0.0, form)
+        return None if number is None else format(number, form)
 
     return cell
 
@@ -129,5 +131,5 @@ def _bar(metrics: Metrics, name: str) -> str:
     found = _log10_p(metrics, name)
     if found is None or math.isnan(found[0]):
         return ""
-    strength = min(max(-found[0], 0.0), FARTHEST)
-    return "━" * round(ARM * math.log1p(strength) / math.log1p(FARTHEST))
+    strength = min(-found[0], FARTHEST)
+    return "" if strength < NOISE_UP_TO else "━" * round(ARM * math.log1p(strength) / math.log1p(FARTHEST))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -21,6 +21,8 @@ FULL_UP_TO = 3
 """Findings of one rule told in full; more of them get a line each."""
 LISTED_UP_TO = 8
 EVIDENCE_CHARACTERS = 400
+GROUP_UP_TO = 3
+"""Values of a group of evidence that still go into the line."""
 
 
 def render_text(report: Report, *, width: int = 80, colour: bool = False) -> str:
@@ -94,11 +96,9 @@ def _finding_group(group: list[Finding]) -> Group:
         (f"  ({first.certainty})", "dim"),
     )
     if len(group) <= FULL_UP_TO:
-        return Group(heading, *(_full(finding, alone=len(group) == 1) for finding in group))
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    for finding in group[:LISTED_UP_TO]:
-        lines.add_row(Text(_place(finding), "dim", no_wrap=True), Text(printable(finding.message)))
-    parts: list[RenderableType] = [heading, Padding(lines, (0, 0, 0, 2))]
+        return Group(heading, *(_full(finding) for finding in group))
+    parts: list[RenderableType] = [heading]
+    parts += [Padding(Text(_located(finding)), (0, 0, 0, 2)) for finding in group[:LISTED_UP_TO]]
     if len(group) > LISTED_UP_TO:
         parts.append(Text(f"  and {len(group) - LISTED_UP_TO} more; the JSON report lists all", "dim"))
     fixes = dict.fromkeys(finding.fix.description for finding in group if finding.fix)
@@ -106,17 +106,23 @@ def _finding_group(group: list[Finding]) -> Group:
     return Group(*parts)
 
 
-def _full(finding: Finding, *, alone: bool) -> RenderableType:
-    message = Text(printable(finding.message))
-    if not alone:
-        message = Text.assemble((_place(finding), "bold"), " ", message)
+def _full(finding: Finding) -> RenderableType:
     rows = [("evidence", _evidence(finding.evidence), "")]
     if finding.file is not None:
         rows.append(("file", finding.file + (f", byte {finding.byte:,}" if finding.byte is not None else ""), ""))
-    rows += [("tensor" if len(finding.tensors) == 1 else "tensors", "\n".join(finding.tensors), "")]
+    rows.append(("tensor" if len(finding.tensors) == 1 else "tensors", "\n".join(finding.tensors), ""))
     if finding.fix is not None:
         rows.append(("fix", finding.fix.description, "green"))
-    return Group(Padding(message, (0, 0, 0, 2)), _labelled(rows))
+    return Group(Padding(Text(_located(finding)), (0, 0, 0, 2)), _labelled(rows))
+
+
+def _located(finding: Finding) -> str:
+    """The message, with its layer in front where it does not begin with one."""
+    place = "" if finding.layer is None else f"layer {finding.layer}"
+    if finding.expert is not None:
+        place += f", expert {finding.expert}"
+    message = printable(finding.message)
+    return message if not place or message.startswith(place) else f"{place}: {message}"
 
 
 def _labelled(rows: Iterable[tuple[str, str, str]]) -> RenderableType:
@@ -130,16 +136,23 @@ def _labelled(rows: Iterable[tuple[str, str, str]]) -> RenderableType:
     return Padding(grid, (0, 0, 0, 2))
 
 
-def _place(finding: Finding) -> str:
-    if finding.layer is not None:
-        expert = "" if finding.expert is None else f", expert {finding.expert}"
-        return f"layer {finding.layer}{expert}"
-    return printable(finding.file or (finding.tensors[0] if finding.tensors else ""))
-
-
 def _evidence(evidence: Mapping[str, Any]) -> str:
-    told = " · ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in evidence.items())
-    return told if len(told) <= EVIDENCE_CHARACTERS else told[: EVIDENCE_CHARACTERS - 1] + "…"
+    """What fits in a line or two: values, and groups of a few values; larger groups are left to the JSON report."""
+    told: list[str] = []
+    for key, value in evidence.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict):
+            told += _small_group(name, cast("dict[str, object]", value))
+        elif value is not None:
+            told.append(f"{name} {_value(value)}")
+    line = " · ".join(told)
+    return line if len(line) <= EVIDENCE_CHARACTERS else line[: EVIDENCE_CHARACTERS - 1] + "…"
+
+
+def _small_group(name: str, group: Mapping[str, object]) -> list[str]:
+    if len(group) > GROUP_UP_TO or any(isinstance(inner, dict) for inner in group.values()):
+        return []
+    return [f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {_value(inner)}" for key, inner in group.items())]
 
 
 def _value(value: object) -> str:

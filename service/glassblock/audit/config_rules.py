@@ -1,0 +1,220 @@
+"""Rules about what the config declares: shapes, the family, and whether the output head is the embedding."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from glassblock.audit.evidence import Evidence
+from glassblock.audit.names import in_words, only_layer
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.checkpoint.config import declared_flags
+from glassblock.checkpoint.layers import LayerFault, LayerTensors, head_entry
+from glassblock.checkpoint.settings import size_of, tied_of
+from glassblock.errors import DamagedCheckpoint
+from glassblock.wire.audits import Fix, Skipped, Undecidable
+
+
+def _shape(evidence: Evidence) -> Iterator[Outcome]:
+    for fault in evidence.checkpoint.faults:
+        if fault.rule == "config/shape":
+            fix = Fix(action="correct-config", description=fault.hint)
+            yield Found(fault.message, file=fault.file.name, evidence={"key": getattr(fault, "key", None)}, fix=fix)
+    if evidence.lacks("family") is not None:
+        yield Skipped(reason=evidence.lacks("family") or "")
+        return
+    padded = {layer: text for layer in evidence.layers if (text := _padding(evidence, layer)) is not None}
+    for layer, text in padded.items():
+        weights = evidence.layers[layer].weights
+        names = tuple(entry.name for entry in weights.values())
+        fix = Fix(action="correct-config", description="Set the width in the config to the stored one.")
+        yield Found(text, layer, names, fix=fix, level="note", certainty="risk")
+    faults = [fault for fault in evidence.misfits if fault.kind == "shape" and fault.layer not in padded]
+    alike: dict[str, list[LayerFault]] = defaultdict(list)
+    for fault in faults:
+        # The same words about tensors of many layers are one mistake.
+        alike[fault.message.replace(fault.tensor, "")].append(fault)
+    for group in alike.values():
+        yield _misshapen(group)
+    yield Checked(len(evidence.layers)) if evidence.layers else Skipped(reason="the config's sizes cannot be used")
+
+
+def _misshapen(group: list[LayerFault]) -> Found:
+    names = tuple(fault.tensor for fault in group)
+    layers = sorted({fault.layer for fault in group if fault.layer is not None})
+    more = f" (and {len(group) - 1} more: {in_words(names[1:])})" if len(group) > 1 else ""
+    return Found(
+        f"{group[0].message}{more}",
+        layer=only_layer(names) if len(layers) == 1 else None,
+        tensors=names,
+        file=group[0].file.name,
+        evidence={"layers": layers},
+        fix=Fix(action="correct-config", description=group[0].hint, tensors=names),
+    )
+
+
+def _padding(evidence: Evidence, layer: int) -> str | None:
+    """In words, that the layer is wider than declared by idle neurons only; None where it is not."""
+    tensors = evidence.layers[layer]
+    config, idle = evidence.checkpoint.config, evidence.idle_neurons.get(layer)
+    stored = _stored_width(evidence, tensors)
+    if config is None or idle is None or stored is None:
+        return None
+    declared = size_of(config, evidence.family, "intermediate")
+    if not 0 < stored - declared.value == idle:
+        return None
+    return (
+        f"layer {layer} stores {stored} neurons where {declared.source} is {declared.value}: {idle} of them are zero "
+        "in gate, up and down, so the width was padded and the function is the same; a loader that goes by the "
+        "config refuses the shapes"
+    )
+
+
+def _stored_width(evidence: Evidence, tensors: LayerTensors) -> int | None:
+    down = tensors.weights.get("down")
+    if down is None or len(down.shape) != 2:
+        return None
+    return down.shape[1 if evidence.family.feed_forward.layout == "out_in" else 0]
+
+
+def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
+    checkpoint = evidence.checkpoint
+    fault = checkpoint.family_fault
+    if fault is None:
+        known = checkpoint.family is not None
+        yield Checked() if known else Skipped(reason="config.json cannot be read, which is a finding of its own")
+        return
+    names = sorted(checkpoint.entries)
+    named: dict[str, Any] = {}
+    if checkpoint.config is not None:
+        values = checkpoint.config.values
+        named = {key: values[key] for key in ("model_type", "architectures") if key in values}
+    yield Found(
+        f"{fault.message}; known families: {', '.join(ARCHITECTURES)}",
+        tensors=tuple(names[:1]),
+        file=fault.file.name,
+        evidence={**named, "known": list(ARCHITECTURES), "first_tensors": names[:5]},
+        fix=Fix(action="name-family", description=fault.hint),
+    )
+
+
+def _tied_head(evidence: Evidence) -> Iterator[Outcome]:
+    checkpoint, row = evidence.checkpoint, evidence.family
+    config = checkpoint.config
+    try:
+        tied = tied_of(config, row)
+    except DamagedCheckpoint as error:
+        yield Skipped(reason=error.message)
+        return
+    flags = _flags(evidence)
+    if len(set(flags.values())) > 1:
+        told = ", ".join(f"{key} is {str(value).lower()}" for key, value in flags.items())
+        yield Found(
+            f"config.json contradicts itself about the output head: {told}",
+            file="config.json",
+            evidence={"flags": flags},
+            fix=Fix(action="correct-config", description="Say the same at every level."),
+            level="warning",
+            certainty="conflict",
+        )
+    head, name = head_entry(checkpoint), checkpoint.trunk.head if checkpoint.trunk else ""
+    equal = evidence.head_is_embedding
+    facts = {"tied": tied.value, "source": tied.source, "head": head is not None, "equal": equal}
+    if head is None and not tied.value:
+        if not _has_head(evidence):
+            yield Skipped(reason="the checkpoint is a model without an output head")
+        elif checkpoint.explains_absence(name):
+            yield Undecidable(reason=f"{name} may lie in a file that is absent or damaged", would_decide="whole files")
+        elif config is None:
+            reason = f"{name} is absent, and no config says whether the head is the embedding"
+            yield Undecidable(reason=reason, would_decide="config.json")
+        else:
+            yield Found(
+                f"{name} is absent, and the embedding does not stand in for it: tie_word_embeddings is false "
+                f"({tied.source}). A loader would put random numbers there",
+                tensors=(name,),
+                evidence=facts,
+                fix=Fix(action="tie-or-restore", description=f"Set tie_word_embeddings, or store {name}."),
+            )
+            yield Checked()
+    elif head is not None and tied.value and equal is None:
+        yield Undecidable(reason=f"{name} could not be compared with the embedding", would_decide="readable tensors")
+    else:
+        if head is not None and tied.value:
+            yield _spare_head(name, equal=bool(equal), source=tied.source, facts=facts)
+        yield Checked()
+
+
+def _spare_head(name: str, *, equal: bool, source: str, facts: dict[str, Any]) -> Found:
+    if equal:
+        message = f"{name} is stored though the head is the embedding ({source}); the two are equal, so it is redundant"
+        fix = Fix(action="drop-tensor", description="It may be left out.", tensors=(name,))
+        return Found(message, tensors=(name,), evidence=facts, fix=fix, level="note", certainty="proved")
+    return Found(
+        f"{name} differs from the embedding though the head is the embedding ({source}): loaders that believe the "
+        "config drop it, others use it",
+        tensors=(name,),
+        evidence=facts,
+        fix=Fix(action="untie-or-drop", description="Set tie_word_embeddings to false, or drop the head."),
+        level="warning",
+        certainty="conflict",
+    )
+
+
+def _flags(evidence: Evidence) -> dict[str, bool]:
+    """Every declaration of the tie, at the top and in the language model's own config."""
+    config, row = evidence.checkpoint.config, evidence.family
+    if config is None or not row.tied.keys:
+        return {}
+    levels = {"", *row.nested}
+    found = {key: value for name in row.tied.keys for key, value in declared_flags(config, name).items()}
+    return {key: value for key, value in found.items() if key.rpartition(".")[0] in levels and isinstance(value, bool)}
+
+
+def _has_head(evidence: Evidence) -> bool:
+    """Whether the model that the config names ends in an output head over the vocabulary."""
+    config, trunk = evidence.checkpoint.config, evidence.checkpoint.trunk
+    stated = None if config is None else config.values.get("architectures")
+    if isinstance(stated, list) and stated and isinstance(stated[0], str):
+        return "LM" in stated[0] or stated[0].endswith("ForConditionalGeneration")
+    return trunk is not None and trunk.prefix != ""
+
+
+CONFIG_RULES: tuple[Rule, ...] = (
+    Rule(
+        "config/shape",
+        "error",
+        "proved",
+        what="A size in the config is not the size of the tensors, or the number of layers is not.",
+        hurts="Loading fails, or a loader that builds from the config leaves tensors out.",
+        detection="Every size is derived from the tensors and compared. Neurons that are zero throughout are padding.",
+        fooled_by="A config and tensors that are wrong together.",
+        report="https://github.com/QwenLM/Qwen3/issues/578",
+        needs=(),
+        look=_shape,
+    ),
+    Rule(
+        "config/unknown-family",
+        "error",
+        "proved",
+        what="The config names no family of the table, contradicts itself, or its family has other tensor names.",
+        hurts="A wrong family drops tensors without a word. Rules that need one are skipped.",
+        detection="The model_type and architectures are looked up, and the family's names compared with the file's.",
+        fooled_by="Families that share every name.",
+        report="https://github.com/vllm-project/vllm/pull/39666",
+        needs=(),
+        look=_unknown_family,
+    ),
+    Rule(
+        "config/tied-head",
+        "error",
+        "proved",
+        what="The tie flag, the presence of the output head and its equality with the embedding do not fit.",
+        hurts="A random head, a discarded one, or the wrong one of two.",
+        detection="Untied and absent is an error; tied and different, or flags that differ, a warning; a copy a note.",
+        fooled_by="A head tied by an engine's own convention, without a flag.",
+        report="https://github.com/vllm-project/vllm/issues/51063",
+        needs=("family",),
+        look=_tied_head,
+    ),
+)

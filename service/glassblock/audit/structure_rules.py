@@ -1,0 +1,268 @@
+"""Rules about files: containers, the index, and tensors that lie there twice. The headers alone decide."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from glassblock.audit.evidence import Evidence
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.checkpoint.entries import Container
+from glassblock.checkpoint.opened import Fault
+from glassblock.wire.audits import Certainty, Fix, Level, Skipped, Undecidable
+
+_MOST_NAMES = 1000
+
+
+def _faults(evidence: Evidence, rule: str) -> Iterator[Fault]:
+    return (fault for fault in evidence.checkpoint.faults if fault.rule == rule)
+
+
+def _found(fault: Fault, action: str) -> Found:
+    tensors = getattr(fault, "tensors", ()) or ((fault.tensor,) if fault.tensor is not None else ())
+    return Found(
+        fault.message,
+        tensors=tensors[:_MOST_NAMES],
+        file=fault.file.name,
+        byte=fault.byte,
+        evidence={"tensors": len(tensors)} if len(tensors) > 1 else {},
+        fix=Fix(action=action, description=fault.hint) if fault.hint else None,
+    )
+
+
+def _container_rule(kind: str, action: str) -> Callable[[Evidence], Iterator[Outcome]]:
+    rule = f"container/{kind}"
+
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        faulty = {fault.file.name for fault in _faults(evidence, rule)}
+        yield from (_found(fault, action) for fault in _faults(evidence, rule))
+        for name, container in evidence.checkpoint.containers.items():
+            hidden = None if name in faulty else _hidden(kind, container)
+            yield Checked() if hidden is None else Skipped(reason=f"{name}: {hidden}")
+
+    return look
+
+
+def _hidden(kind: str, container: Container) -> str | None:
+    """What keeps this question from being answered for a file; None where it is answered."""
+    if not container.listed and kind != "not-safetensors":
+        return "its header could not be read"
+    misplaced = bool(container.refused) or any(fault.kind == "overlap" for fault in container.faults)
+    if kind in {"hole", "trailing-bytes"} and misplaced:
+        return "tensors lie where they should not, which leaves gaps elsewhere"
+    return None
+
+
+def _index_rule(kind: str, action: str) -> Callable[[Evidence], Iterator[Outcome]]:
+    rule = f"index/{kind}"
+
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        yield from (_found(fault, action) for fault in _faults(evidence, rule))
+        index = evidence.checkpoint.index
+        if index is None:
+            yield Skipped(reason="the checkpoint has no index")
+        else:
+            yield Checked(len(index.weight_map) if kind.endswith("tensor") else len(index.shards))
+
+    return look
+
+
+def _unlisted(evidence: Evidence) -> Iterator[Outcome]:
+    for fault in _faults(evidence, "index/unlisted-tensor"):
+        found = _found(fault, "complete-index")
+        # A file of its own beside the weights (an adapter, a second model) is not asked for by any loader.
+        beside = fault.file.name not in evidence.checkpoint.containers
+        yield replace(found, level="note", certainty="risk") if beside else found
+    index = evidence.checkpoint.index
+    yield Skipped(reason="the checkpoint has no index") if index is None else Checked(len(evidence.checkpoint.entries))
+
+
+def _total_size(evidence: Evidence) -> Iterator[Outcome]:
+    checkpoint = evidence.checkpoint
+    found = [_found(fault, "correct-total-size") for fault in _faults(evidence, "index/total-size")]
+    yield from found
+    if checkpoint.index is None:
+        yield Skipped(reason="the checkpoint has no index")
+    elif checkpoint.index.total_size is None and not found:
+        yield Skipped(reason="the index claims no total_size")
+    elif any(fault.rule.startswith(("index/missing", "index/wrong", "index/unlisted")) for fault in checkpoint.faults):
+        yield Skipped(reason="index and shards disagree about tensors, so their sizes cannot agree")
+    elif checkpoint.duplicates or not all(container.listed for container in checkpoint.containers.values()):
+        yield Skipped(reason="what the shards hold cannot be summed up")
+    else:
+        yield Checked()
+
+
+def _two_sets(evidence: Evidence) -> Iterator[Outcome]:
+    yield from (_found(fault, "keep-one-set") for fault in _faults(evidence, "index/two-weight-sets"))
+    yield Checked()
+
+
+def _duplicates(evidence: Evidence) -> Iterator[Outcome]:
+    for name, copies in evidence.checkpoint.duplicates.items():
+        files = [copy.file.name for copy in copies]
+        where = " and in ".join(files)
+        equal = evidence.equal_copies.get(name)
+        if equal is None:
+            reason = f"{name} lies in {where}, and not all copies could be read"
+            yield Undecidable(reason=reason, would_decide="whole files")
+            continue
+        yield Checked()
+        fix = Fix(action="drop-copy", description="Keep one copy.", tensors=(name,))
+        evidence_of = {"files": files, "equal": equal}
+        if equal:
+            message = f"{name} lies in {where}, byte for byte the same"
+            yield Found(message, None, (name,), evidence=evidence_of, fix=fix, level="note", certainty="proved")
+        else:
+            message = f"{name} lies in {where} with different contents: which one counts depends on the loader"
+            yield Found(message, None, (name,), evidence=evidence_of, fix=fix)
+    if not evidence.checkpoint.duplicates:
+        yield Checked(len(evidence.checkpoint.entries))
+
+
+def _rule(
+    name: str,
+    look: Callable[[Evidence], Iterable[Outcome]],
+    *,
+    what: str,
+    hurts: str,
+    detection: str,
+    fooled_by: str,
+    report: str,
+    level: Level = "error",
+    certainty: Certainty = "proved",
+) -> Rule:
+    return Rule(name, level, certainty, what, hurts, detection, fooled_by, f"https://github.com/{report}", (), look)
+
+
+_PARSED = "An own parser reads length, header and offsets, and believes none of them."
+
+CONTAINER_RULES: tuple[Rule, ...] = (
+    _rule(
+        "container/truncated",
+        _container_rule("truncated", "fetch-again"),
+        what="A file ends before the tensors that its header describes.",
+        hurts="Some loaders refuse the file, others read what lies behind it in memory.",
+        detection=f"{_PARSED} The last byte of the last tensor lies past the end of the file.",
+        fooled_by="A file cut and filled up again with other bytes has the right length.",
+        report="lyogavin/airllm/issues/137",
+    ),
+    _rule(
+        "container/trailing-bytes",
+        _container_rule("trailing-bytes", "cut"),
+        what="Bytes follow the last tensor.",
+        hurts="The file loads in one program and is refused by another; it may hide a second file.",
+        detection=f"{_PARSED} The file goes on after the last byte of the last tensor.",
+        fooled_by="Nothing: the format has no room for such bytes.",
+        report="Comfy-Org/ComfyUI/issues/15602",
+    ),
+    _rule(
+        "container/overlap",
+        _container_rule("overlap", "write-again"),
+        what="Two tensors share bytes.",
+        hurts="One tensor's numbers stand in for another's, without an error in loaders that check each by itself.",
+        detection=f"{_PARSED} Sorted by offset, a tensor begins before the one ahead of it ends.",
+        fooled_by="Nothing: tied tensors are written once in this format, not as two views.",
+        report="ohdearquant/lattice/issues/752",
+    ),
+    _rule(
+        "container/hole",
+        _container_rule("hole", "write-again"),
+        what="Bytes between two tensors belong to none.",
+        hurts="Strict loaders refuse the file; the gap may carry anything.",
+        detection=f"{_PARSED} Sorted by offset, a tensor begins after the one ahead of it has ended.",
+        fooled_by="A tensor whose description was refused leaves a gap too; then this rule keeps silent.",
+        report="antirez/h3.c/pull/48",
+    ),
+    _rule(
+        "container/header",
+        _container_rule("header", "write-again"),
+        what="A header, index or config that cannot be read, or a description that contradicts itself.",
+        hurts="A loader that trusts a shape and another one that trusts the offsets read different numbers.",
+        detection=f"{_PARSED} JSON is strict and bounded; dtype, shape and offsets of each tensor must agree.",
+        fooled_by="A header that is wrong and consistent.",
+        report="ml-explore/mlx/issues/3363",
+    ),
+    _rule(
+        "container/not-safetensors",
+        _container_rule("not-safetensors", "fetch-again"),
+        what="A file named .safetensors holds something else: a pickle, an LFS pointer, a web page, nothing.",
+        hurts="Loaders stop with words about a header that is too large.",
+        detection="The first bytes are compared with what else is found under that name. Pickles are never opened.",
+        fooled_by="Foreign content that happens to begin with a small length and a brace.",
+        report="microsoft/OmniParser/issues/34",
+    ),
+)
+
+_JOINED = "The index is joined with the headers of its shards, both ways."
+
+INDEX_RULES: tuple[Rule, ...] = (
+    _rule(
+        "index/missing-shard",
+        _index_rule("missing-shard", "fetch"),
+        what="A shard that the index names, or that the numbers in the other names promise, is absent.",
+        hurts="Its tensors stay at their initial values where a loader does not insist.",
+        detection=_JOINED,
+        fooled_by="Nothing.",
+        report="sgl-project/sglang/pull/32279",
+    ),
+    _rule(
+        "index/missing-tensor",
+        _index_rule("missing-tensor", "convert-again"),
+        what="The index lists a tensor that no shard holds.",
+        hurts="The tensor is initialised at random, or loading fails late.",
+        detection=_JOINED,
+        fooled_by="An index that forgot the tensor as well: then only the family can miss it.",
+        report="huggingface/huggingface_hub/issues/4725",
+    ),
+    _rule(
+        "index/unlisted-tensor",
+        _unlisted,
+        what="A shard holds a tensor that the index does not list.",
+        hurts="A loader that follows the index never reads it; one that reads whole shards does.",
+        detection=f"{_JOINED} A warning, not an error: the bytes are sound and most loaders read whole shards.",
+        fooled_by="Weight files beside the indexed ones that belong to something else; they are only noted.",
+        report="huggingface/huggingface_hub/pull/4728",
+        level="warning",
+        certainty="conflict",
+    ),
+    _rule(
+        "index/wrong-shard",
+        _index_rule("wrong-shard", "correct-index"),
+        what="The index puts a tensor into one shard, and it lies in another.",
+        hurts="A loader that opens only the shard named does not find it.",
+        detection=_JOINED,
+        fooled_by="Nothing.",
+        report="huggingface/huggingface_hub/pull/4740",
+    ),
+    _rule(
+        "index/total-size",
+        _total_size,
+        what="The total_size of the index is not the sum of the tensors' bytes.",
+        hurts="Memory planners and parameter counts believe it; the weights do not depend on it.",
+        detection=f"{_JOINED} A note: writers are known that sum up whole files, headers included.",
+        fooled_by="Two errors that cancel.",
+        report="ml-explore/mlx-examples/pull/413",
+        level="note",
+        certainty="risk",
+    ),
+    _rule(
+        "index/two-weight-sets",
+        _two_sets,
+        what="Two complete sets of weights lie in one directory.",
+        hurts="Loaders differ in which they take, and a stale set looks like the real one.",
+        detection="Files are grouped by their numbering; a set that is not in use and large enough to be one is told.",
+        fooled_by="Publishers who ship a second format on purpose: hence a note.",
+        report="vllm-project/vllm/issues/4989",
+        level="note",
+        certainty="risk",
+    ),
+)
+
+DUPLICATE_RULE = _rule(
+    "tensor/duplicate",
+    _duplicates,
+    what="One tensor lies in several files.",
+    hurts="With different contents, which one counts depends on the order in which a loader reads.",
+    detection="Names are joined over all files, and the copies compared byte for byte. Equal copies are a note.",
+    fooled_by="Copies under different names.",
+    report="huggingface/huggingface_hub/issues/4725",
+)

@@ -1,0 +1,244 @@
+"""Rules about the numbers of tensors, and about tensors that a family needs and does not get."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from glassblock.audit.evidence import Evidence, Need
+from glassblock.audit.names import alike, in_words, layer_of, only_layer
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.audit.values import coordinates
+from glassblock.checkpoint.fitting import LayerFaultKind
+from glassblock.checkpoint.layers import LayerTensors
+from glassblock.numerics.norms import norm_kind_named
+from glassblock.wire.audits import Certainty, Fix, Level, Skipped
+
+# A marker without content that some exporters put into files of 8-bit weights.
+_MARKERS = frozenset({"scaled_fp8"})
+_ZERO_INITIALISED = ("lora_B", "lora_embedding_B")
+
+
+def _non_finite(evidence: Evidence) -> Iterator[Outcome]:
+    bad = {name: values for name, values in evidence.values.items() if values.non_finite}
+    for names in alike(bad).values():
+        first = names[0]
+        index = bad[first].first_non_finite
+        where = coordinates(index or 0, evidence.checkpoint.entries[first].shape)
+        count = sum(bad[name].non_finite for name in names)
+        elements = sum(bad[name].elements for name in names)
+        yield Found(
+            f"{in_words(names)}: {count:,} of {elements:,} numbers are NaN or infinite, "
+            f"the first at {list(where)} of {first}",
+            layer=only_layer(names),
+            tensors=names,
+            file=evidence.checkpoint.entries[first].file.name,
+            evidence={"count": count, "elements": elements, "first": {"tensor": first, "coordinates": list(where)}},
+            fix=Fix(action="convert-again", description="Write these tensors again from a source that is finite."),
+        )
+    yield Checked(len(evidence.values))
+    yield from _unread(evidence)
+
+
+def _all_zero(evidence: Evidence) -> Iterator[Outcome]:
+    zero = [name for name, values in evidence.values.items() if values.all_zero and _must_not_vanish(evidence, name)]
+    for names in alike(zero).values():
+        first = evidence.checkpoint.entries[names[0]]
+        yield Found(
+            f"{in_words(names)}: every number is zero, so what it feeds receives nothing",
+            layer=only_layer(names),
+            tensors=names,
+            file=first.file.name,
+            evidence={"shape": list(first.shape), "dtype": first.dtype},
+            fix=Fix(action="convert-again", description="Write it again from the source, unless it was meant so."),
+        )
+    yield Checked(len(evidence.values))
+    yield from _unread(evidence)
+
+
+def _must_not_vanish(evidence: Evidence, name: str) -> bool:
+    """Whether a tensor of zeros would be a loss: not a bias, a zero-initialised adapter, a buffer, a gain of 1 + w."""
+    entry = evidence.checkpoint.entries[name]
+    last = name.rpartition(".")[2]
+    if "bias" in last or any(part in name for part in _ZERO_INITIALISED) or not entry.dtype.startswith(("F", "BF")):
+        return False
+    return len(entry.shape) >= 2 or _is_plain_gain(evidence, name)
+
+
+def _is_plain_gain(evidence: Evidence, name: str) -> bool:
+    family, trunk = evidence.checkpoint.family, evidence.checkpoint.trunk
+    if family is None or trunk is None:
+        return False
+    gains = {
+        norm.gain.name: norm.row.kind
+        for layer in evidence.layers.values()
+        for norm in layer.norms.values()
+        if norm.gain is not None
+    }
+    final = family.norm("final")
+    if final is not None:
+        gains[trunk.prefix + final.gain] = final.kind
+    return name in gains and norm_kind_named(gains[name]).offset == 0
+
+
+def _empty(evidence: Evidence) -> Iterator[Outcome]:
+    entries = evidence.checkpoint.entries
+    empty = tuple(entry.name for entry in entries.values() if entry.elements == 0 and entry.name not in _MARKERS)
+    if empty:
+        yield Found(
+            f"{len(empty)} of {len(entries)} tensors have no element: {in_words(empty)}",
+            layer=only_layer(empty),
+            tensors=empty,
+            file=entries[empty[0]].file.name,
+            evidence={"count": len(empty), "tensors": len(entries)},
+            fix=Fix(
+                action="save-again",
+                description="Gather sharded parameters before saving (ZeRO-3 leaves such placeholders).",
+            ),
+        )
+    yield Checked(len(entries))
+
+
+def _unread(evidence: Evidence) -> Iterator[Skipped]:
+    yield from (Skipped(layer=layer_of(name), reason=reason) for name, reason in sorted(evidence.unread.items()))
+
+
+def _misfit_rule(*kinds: LayerFaultKind) -> Callable[[Evidence], Iterator[Outcome]]:
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        if not evidence.layers:
+            yield Skipped(reason="the config does not say which tensors the layers are made of")
+            return
+        for fault in evidence.misfits:
+            if fault.kind in kinds:
+                fix = Fix(action="convert-again", description=fault.hint, tensors=(fault.tensor,))
+                yield Found(fault.message, fault.layer, (fault.tensor,), evidence={"missing": fault.tensor}, fix=fix)
+        yield Checked(len(evidence.layers))
+        for fault in evidence.misfits:
+            if fault.kind == "quantised":
+                yield Skipped(layer=fault.layer, reason=fault.message)
+
+    return look
+
+
+def _undeclared_bias(evidence: Evidence) -> Iterator[Outcome]:
+    for layer, tensors in evidence.layers.items():
+        for entry in tensors.undeclared:
+            values = evidence.values.get(entry.name)
+            if values is None:
+                yield Skipped(layer=layer, reason=evidence.unread.get(entry.name, f"{entry.name} was not read"))
+                continue
+            told = f"{entry.name} is there, but no bias is declared ({_no_bias(evidence, tensors, entry.name)})"
+            fix = Fix(action="declare-bias", description="Declare the bias, or drop it.", tensors=(entry.name,))
+            if values.all_zero:
+                message = f"{told}; it is all zeros, so nothing changes"
+                yield Found(message, layer, (entry.name,), entry.file.name, fix=fix, level="note")
+            else:
+                yield Found(f"{told}: loaders drop it", layer, (entry.name,), entry.file.name, fix=fix)
+        yield Checked()
+    if not evidence.layers:
+        yield Skipped(reason="the config does not say which tensors the layers are made of")
+
+
+def _no_bias(evidence: Evidence, tensors: LayerTensors, name: str) -> str:
+    """Who says that there is no such bias."""
+    of_norm = any(name == tensors.prefix + norm.row.bias for norm in tensors.norms.values())
+    return f"family {evidence.family.name}" if of_norm else tensors.has_bias.source
+
+
+def _rule(
+    name: str,
+    look: Callable[[Evidence], Iterable[Outcome]],
+    *,
+    what: str,
+    hurts: str,
+    detection: str,
+    fooled_by: str,
+    report: str,
+    level: Level = "error",
+    certainty: Certainty = "proved",
+    needs: tuple[Need, ...] = (),
+) -> Rule:
+    return Rule(name, level, certainty, what, hurts, detection, fooled_by, f"https://github.com/{report}", needs, look)
+
+
+TENSOR_RULES: tuple[Rule, ...] = (
+    _rule(
+        "tensor/non-finite",
+        _non_finite,
+        what="A tensor holds NaN or infinity.",
+        hurts="One such number spreads to every output that depends on it.",
+        detection="Every number of every tensor is read; the first place and the count are told.",
+        fooled_by="Scales that turn finite stored numbers into infinite ones.",
+        report="ICTMCG/Make-Your-Anchor/issues/9",
+    ),
+    _rule(
+        "tensor/empty",
+        _empty,
+        what="A tensor has no element.",
+        hurts="The parameter was never saved; a loader that does not insist keeps its initial values.",
+        detection="An axis of length zero in the header.",
+        fooled_by="Markers without content; the one in common use is known and let pass.",
+        report="sediment1024/PhysRAG/issues/3",
+    ),
+    _rule(
+        "tensor/all-zero",
+        _all_zero,
+        what="Every number of a weight or of a norm's gain is zero.",
+        hurts="The branch behind it contributes nothing, which looks like a slightly worse model.",
+        detection="Every number is read. Biases, adapters that start at zero, buffers and gains of 1 + w may be zero.",
+        fooled_by="Weights that were pruned away on purpose: hence a warning, not an error.",
+        report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
+        level="warning",
+        certainty="risk",
+    ),
+)
+
+MISSING_RULES: tuple[Rule, ...] = (
+    _rule(
+        "ffn/missing-tensor",
+        _misfit_rule("missing-tensor"),
+        what="A weight that the family has is in no file.",
+        hurts="Loaders that do not insist initialise it at random.",
+        detection="The family's names are looked up for every layer, for the embedding too.",
+        fooled_by="A config that names the wrong family of two with like names.",
+        report="NVIDIA/Megatron-LM/issues/5844",
+        needs=("family",),
+    ),
+    _rule(
+        "ffn/missing-bias",
+        _misfit_rule("missing-bias"),
+        what="A bias that config or family declares is in no file.",
+        hurts="It is taken as zero or as random numbers, depending on the loader.",
+        detection="Declaration (config, else family) against presence, per projection.",
+        fooled_by="A config whose flag is meant for attention only.",
+        report="paiml/entrenar/issues/258",
+        needs=("family",),
+    ),
+    _rule(
+        "ffn/undeclared-bias",
+        _undeclared_bias,
+        what="A bias is in the file that neither config nor family declares.",
+        hurts="Loaders drop it. One that is all zeros is noted only.",
+        detection="Presence against declaration, and whether all its numbers are zero.",
+        fooled_by="Biases under names of another dialect.",
+        report="vllm-project/vllm/pull/39666",
+        needs=("family",),
+    ),
+    _rule(
+        "norm/role",
+        _misfit_rule("missing-norm"),
+        what="A norm that the family applies in a layer has no gain (or no bias) in any file.",
+        hurts="It runs with a gain of one, or the name was given to a norm in another place.",
+        detection="The family's norm names, role by role, are looked up for every layer.",
+        fooled_by="Two norms of one layer exchanged: both names are there.",
+        report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
+        needs=("family",),
+    ),
+    _rule(
+        "norm/final-missing",
+        _misfit_rule("final-missing"),
+        what="The norm after the last layer is in no file.",
+        hurts="The head receives hidden states of another scale: the ranking of tokens changes.",
+        detection="The family's name of it is looked up; families without one are let pass.",
+        fooled_by="A base model saved under another prefix.",
+        report="sgl-project/sglang/pull/32279",
+        needs=("family",),
+    ),
+)

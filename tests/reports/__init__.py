@@ -1,0 +1,1 @@
+"""Tests of `glassblock.reports`; `report_makers` builds the reports they render."""

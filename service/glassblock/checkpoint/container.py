@@ -29,7 +29,6 @@ MAX_FAULTS = 100
 _LENGTH_BYTES = 8
 _LARGEST = 2**64 - 1
 _METADATA = "__metadata__"
-_FIELDS = ("dtype", "shape", "data_offsets")
 _JSON_STARTS = (b" ", b"\t", b"\r", b"\n", b"{")
 _FETCH_AGAIN = "Download or copy the file again."
 _WRITE_AGAIN = "Write the file again with the safetensors library."
@@ -139,11 +138,12 @@ def _believed(header: _Header, path: Path, identity: FileIdentity) -> Container:
     if metadata is None:
         message = f"{path.name}: __metadata__ is no object of texts"
         faults.append(ContainerFault("header", path, None, header.where(_METADATA), message, _WRITE_AGAIN))
+    data_start = header.data_start
     for name, fields in header.fields.items():
         if name == _METADATA:
             continue
         try:
-            entries.append(_entry(name, fields, path, header.data_start, identity))
+            entries.append(_entry(name, fields, path, data_start, identity))
         except _Unbelievable as error:
             refused.append(name)
             if len(refused) <= MAX_FAULTS:
@@ -153,7 +153,7 @@ def _believed(header: _Header, path: Path, identity: FileIdentity) -> Container:
         message = f"{path.name}: {len(refused) - MAX_FAULTS:,} more tensors are described wrongly"
         faults.append(ContainerFault("header", path, refused[-1], _LENGTH_BYTES, message, _WRITE_AGAIN))
     entries.sort(key=lambda entry: (entry.start, entry.stop))
-    gaps = list(_gaps(entries, path, header.data_start, identity.size))
+    gaps = list(_gaps(entries, path, data_start, identity.size))
     if refused or any(gap.kind == "overlap" for gap in gaps):
         # Where a misplaced or refused tensor should have lain there is a hole now, which is no second fault.
         gaps = [gap for gap in gaps if gap.kind in {"overlap", "truncated"}]
@@ -184,10 +184,11 @@ def _entry(name: str, fields: object, path: Path, data_start: int, identity: Fil
     if not isinstance(fields, dict):
         raise _Unbelievable("is not described by an object")
     described = cast("dict[str, object]", fields)
-    missing = [field for field in _FIELDS if field not in described]
-    if missing:
-        raise _Unbelievable(f"lacks {' and '.join(missing)}")
-    dtype, shape, offsets = (described[field] for field in _FIELDS)
+    try:
+        dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    except KeyError:
+        missing = (field for field in ("dtype", "shape", "data_offsets") if field not in described)
+        raise _Unbelievable(f"lacks {' and '.join(missing)}") from None
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _Unbelievable(f"has the dtype {reprlib.repr(dtype)}, which is not one of {', '.join(DTYPE_BITS)}")
     axes = _naturals(shape)
@@ -214,11 +215,13 @@ def _entry(name: str, fields: object, path: Path, data_start: int, identity: Fil
 def _naturals(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
-    numbers = cast("list[object]", value)
-    # The exact type: a bool is an int to isinstance.
-    if not all(type(number) is int and 0 <= number <= _LARGEST for number in numbers):
-        return None
-    return tuple(cast("list[int]", numbers))
+    numbers: list[int] = []
+    for number in cast("list[object]", value):
+        # The exact type: a bool is an int to isinstance.
+        if type(number) is not int or not 0 <= number <= _LARGEST:
+            return None
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _checked_product(factors: Iterable[int]) -> int | None:

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
@@ -78,14 +79,16 @@ class Index:
         weight_map: Tensor name to shard name; only names that are plain file names in the same directory.
         total_size: Bytes of tensor data it claims, or None.
         faults: What is wrong with the index by itself.
+        refused: Tensors that it puts under a name that is no plain file name; each has its fault.
     """
 
     file: Path
     weight_map: Mapping[str, str]
     total_size: int | None
     faults: tuple[IndexFault, ...]
+    refused: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def shards(self) -> tuple[str, ...]:
         """The shards it names, sorted."""
         return tuple(sorted(set(self.weight_map.values())))
@@ -130,7 +133,7 @@ def read_index(path: Path, *, real: Path | None = None) -> Index:
         )
         hint = "Name shards of the same directory only."
         faults.append(IndexFault("missing-shard", path, message, hint, tuple(refused)))
-    return Index(path, MappingProxyType(usable), total_size, tuple(faults))
+    return Index(path, MappingProxyType(usable), total_size, tuple(faults), frozenset(refused))
 
 
 def compare_index(index: Index, containers: Mapping[str, Container]) -> tuple[IndexFault, ...]:
@@ -147,7 +150,7 @@ def compare_index(index: Index, containers: Mapping[str, Container]) -> tuple[In
     claimed: dict[str, list[str]] = defaultdict(list)
     for tensor, shard in index.weight_map.items():
         claimed[shard].append(tensor)
-    holders = shards_of(containers.values())
+    holders = holders_of(containers.values())
     absent = [shard for shard in index.shards if shard not in containers]
     faults = [_missing_shards(index, absent, claimed)] if absent else []
     for shard in index.shards:
@@ -155,25 +158,24 @@ def compare_index(index: Index, containers: Mapping[str, Container]) -> tuple[In
         if container is not None and container.listed:
             faults.extend(_claims(index, shard, container, claimed[shard], holders, unsure=_unsure(containers)))
     for shard, container in sorted(containers.items()):
-        unlisted = [name for name in container.entries if name not in index.weight_map]
+        unlisted = [name for name in container.entries if name not in index.weight_map and name not in index.refused]
         if unlisted:
             message = (
                 f"{shard} holds {names_in_words(unlisted)}, which {index.file.name} does not list: a loader skips them"
             )
             hint = "A loader that follows the index skips them: add them to it, or remove them."
             faults.append(IndexFault("unlisted-tensor", container.file, message, hint, tuple(unlisted)))
-    once = all(len(files) == 1 for files in holders.values())
+    once = len(holders) == sum(len(container.entries) for container in containers.values())
     if not faults and once and all(container.listed for container in containers.values()):
         faults.extend(_total_size(index, containers.values()))
     return tuple(faults)
 
 
 def duplicate_faults(containers: Iterable[Container]) -> tuple[IndexFault, ...]:
-    """One fault for each pair of shards that both hold a tensor of the same name."""
-    pairs: dict[tuple[Path, ...], list[str]] = defaultdict(list)
-    for name, holders in shards_of(containers).items():
-        if len(holders) > 1:
-            pairs[tuple(holders)].append(name)
+    """One fault for each set of files that hold tensors of the same names."""
+    together: dict[tuple[Path, ...], list[str]] = defaultdict(list)
+    for name, files in _copies(containers).items():
+        together[tuple(files)].append(name)
     return tuple(
         IndexFault(
             "duplicate",
@@ -182,17 +184,30 @@ def duplicate_faults(containers: Iterable[Container]) -> tuple[IndexFault, ...]:
             "Keep one copy. Without an index, which of them a loader takes depends on the order it reads in.",
             tuple(names),
         )
-        for files, names in pairs.items()
+        for files, names in together.items()
     )
 
 
-def shards_of(containers: Iterable[Container]) -> dict[str, list[Path]]:
-    """The files that hold each tensor."""
-    holders: dict[str, list[Path]] = defaultdict(list)
+def holders_of(containers: Iterable[Container]) -> dict[str, Path]:
+    """The first file that holds each tensor."""
+    holders: dict[str, Path] = {}
     for container in containers:
         for name in container.entries:
-            holders[name].append(container.file)
+            holders.setdefault(name, container.file)
     return holders
+
+
+def _copies(containers: Iterable[Container]) -> dict[str, list[Path]]:
+    """The files that hold a tensor, for tensors in several."""
+    first: dict[str, Path] = {}
+    copies: dict[str, list[Path]] = {}
+    for container in containers:
+        for name in container.entries:
+            if name in first:
+                copies.setdefault(name, [first[name]]).append(container.file)
+            else:
+                first[name] = container.file
+    return copies
 
 
 def missing_by_number(names: Sequence[str], directory: Path) -> tuple[IndexFault, ...]:
@@ -222,6 +237,12 @@ def series_of(name: str) -> str:
     return match["stem"] if match else name.removesuffix(".safetensors")
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file's name says that it is one of several."""
+    match = _NUMBERED.fullmatch(name)
+    return match is not None and int(match["count"]) > 1
+
+
 def _size(value: object) -> int | None:
     # Some writers put a float there.
     if isinstance(value, float) and value.is_integer():
@@ -232,11 +253,15 @@ def _size(value: object) -> int | None:
 def _plain_names(weight_map: dict[str, object]) -> tuple[dict[str, str], list[str]]:
     usable: dict[str, str] = {}
     refused: list[str] = []
+    plain: dict[str, bool] = {}
     for tensor, shard in weight_map.items():
-        if isinstance(shard, str) and is_plain_name(shard) and shard.endswith(".safetensors"):
-            usable[tensor] = shard
-        else:
-            refused.append(tensor)
+        if isinstance(shard, str):
+            if shard not in plain:
+                plain[shard] = is_plain_name(shard) and shard.endswith(".safetensors")
+            if plain[shard]:
+                usable[tensor] = shard
+                continue
+        refused.append(tensor)
     return usable, refused
 
 
@@ -277,7 +302,7 @@ def _claims(
     shard: str,
     container: Container,
     claimed: Sequence[str],
-    holders: Mapping[str, Sequence[Path]],
+    holders: Mapping[str, Path],
     *,
     unsure: bool,
 ) -> Iterator[IndexFault]:
@@ -285,7 +310,7 @@ def _claims(
     elsewhere: dict[Path, list[str]] = defaultdict(list)
     for name in absent:
         if name in holders:
-            elsewhere[holders[name][0]].append(name)
+            elsewhere[holders[name]].append(name)
     for file, names in elsewhere.items():
         message = f"{index.file.name} puts {names_in_words(names)} into {shard}, but it lies in {file.name}"
         yield IndexFault("wrong-shard", file, message, "Correct the index.", tuple(names))

@@ -15,7 +15,7 @@ from glassblock.checkpoint.config import ConfigFault, ConfigFile, read_config
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import Container, ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture, Trunk
-from glassblock.checkpoint.index import Index, IndexFault, read_index
+from glassblock.checkpoint.index import Index, IndexFault, is_shard, read_index
 from glassblock.checkpoint.recognition import family_named, find_trunk, no_trunk, recognise
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
@@ -95,7 +95,9 @@ class Checkpoint:
 
     @property
     def has_unread_files(self) -> bool:
-        """Whether a shard is absent or its header unreadable, so that absent tensors may have been in it."""
+        """Whether tensors may lie where nobody looked: in an absent or unreadable shard, or beside one opened alone."""
+        if self.path.name in self.containers and is_shard(self.path.name):
+            return True
         absent = any(isinstance(fault, IndexFault) and fault.kind == "missing-shard" for fault in self.faults)
         return absent or not all(container.listed for container in self.containers.values())
 
@@ -231,6 +233,8 @@ def _config(
 def _notes(path: Path, config: ConfigFile | None, family: str | None) -> Iterator[str]:
     if path.is_file() and config is not None:
         yield f"{path.name} was opened alone, with the config.json beside it."
+    if path.is_file() and is_shard(path.name):
+        yield f"{path.name} is one of several shards; tensors that it does not hold are not looked for."
     if family is not None:
         yield f"The family {family} was asked for, not read from a config."
     if family is not None and config is None:

@@ -192,18 +192,18 @@ def _scan(path: str) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
     config = False
     try:
         with os.scandir(path) as found:
-            for item in found:
-                if item.name.startswith("."):
-                    continue
-                if item.is_dir():
-                    folders.append(item.name)
-                elif item.name in CONFIG_NAMES:
-                    config = True
-                elif item.name.endswith(WEIGHTS_SUFFIX) and item.is_file():
-                    weights.append(item.name)
+            items = [item for item in found if not item.name.startswith(".")]
     except OSError:
         # A folder that vanished or may not be read holds nothing that could be opened.
         return (), False, ()
+    for item in items:
+        # Not the methods of `item`, which raise for a link that leads to itself.
+        if os.path.isdir(item.path):  # noqa: PTH112
+            folders.append(item.name)
+        elif item.name in CONFIG_NAMES:
+            config = True
+        elif item.name.endswith(WEIGHTS_SUFFIX) and os.path.isfile(item.path):  # noqa: PTH113
+            weights.append(item.name)
     return tuple(sorted(weights)), config, tuple(sorted(folders))
 
 

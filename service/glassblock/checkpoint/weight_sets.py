@@ -10,10 +10,10 @@ from glassblock.checkpoint.index import (
     IndexFault,
     compare_index,
     duplicate_faults,
+    holders_of,
     missing_by_number,
     names_in_words,
     series_of,
-    shards_of,
 )
 
 SINGLE_NAME = "model.safetensors"
@@ -54,12 +54,15 @@ def join_entries(
 
     Of several copies the one that the index names counts, else the one in the first file by name.
     """
-    places: dict[str, list[TensorEntry]] = defaultdict(list)
+    entries: dict[str, TensorEntry] = {}
+    places: dict[str, list[TensorEntry]] = {}
     for container in containers.values():
         for name, entry in container.entries.items():
-            places[name].append(entry)
-    entries = {name: copies[0] for name, copies in places.items()}
-    duplicates = {name: tuple(copies) for name, copies in places.items() if len(copies) > 1}
+            if name in entries:
+                places.setdefault(name, [entries[name]]).append(entry)
+            else:
+                entries[name] = entry
+    duplicates = {name: tuple(copies) for name, copies in places.items()}
     if index is not None:
         for name, copies in duplicates.items():
             shard = index.weight_map.get(name)
@@ -104,8 +107,8 @@ def weight_set_faults(
 
 def _beside(used: Mapping[str, Container], members: Mapping[str, Container], *, listed: frozenset[str]) -> IndexFault:
     """What to say of files that no loader of the files in use takes."""
-    names = tuple(shards_of(members.values()))
-    taken = shards_of(used.values())
+    names = tuple(holders_of(members.values()))
+    taken = holders_of(used.values())
     shared = sum(name in taken for name in names)
     files = ", ".join(sorted(members)[:3]) + (" and more" if len(members) > 3 else "")
     loaded = ", ".join(sorted(used)[:3]) + (" and more" if len(used) > 3 else "")

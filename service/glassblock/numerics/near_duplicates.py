@@ -5,6 +5,7 @@ A test that gave each its own coin would reject falsely. |cosine| does not see s
 fixed before any coin is tossed, and a test that gives each group one shared sign stays exact.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import cast
@@ -15,28 +16,25 @@ from torch import Tensor
 
 from glassblock.numerics.unit_rows import centred_unit_rows
 
-# Copies that differ by rounding or quantisation lie above 0.98. Distinct rows of a trained model reach this only in
-# small clusters, and tying those costs a little power and no validity.
-NEAR_DUPLICATE = 0.9
+# |cosine| from which two neurons count as copies: relative noise of 20 %, or 4-bit rounding, leaves copies above it.
+# In small trained networks distinct neurons reach it too; tying those costs power and no validity.
+NEAR_DUPLICATE = 0.95
 
-# The pre-screen compares projections on 64 random directions. A pair at the threshold, |cosine| = 0.9, falls below
-# 0.65 there with probability 2e-8 (Fisher's z: 5.5 standard errors of 1/sqrt(61)); an unrelated pair rises above it
-# with 1e-9.
+# The pre-screen compares projections on 64 random directions, whose cosines scatter by 1/sqrt(61) on Fisher's scale
+# (atanh). It lets pass what lies within 6.5 standard errors of the threshold, so it misses a copy with probability
+# 4e-11; an unrelated pair passes with 6e-15.
 _SKETCH_WIDTH = 64
-_SKETCH_SCREEN = 0.65
+_SCREEN = math.tanh(math.atanh(NEAR_DUPLICATE) - 6.5 / math.sqrt(_SKETCH_WIDTH - 3))
 _SKETCH_SEED = 0
 _BLOCK_ENTRIES = 2**22
 _BLOCK_ROWS = 256  # small beside m, so that little more than half of all pairs is looked at
 
 
-def near_duplicate_groups(
-    weights: Sequence[Float[Tensor, "m _"]], *, threshold: float = NEAR_DUPLICATE
-) -> Int[Tensor, " m"]:
-    """Which neurons share a sign: connected components of |cosine| >= `threshold` in any of the weights.
+def near_duplicate_groups(weights: Sequence[Float[Tensor, "m _"]]) -> Int[Tensor, " m"]:
+    """Which neurons share a sign: connected components of |cosine| >= 0.95 in any of the weights.
 
     Args:
         weights: Matrices with one neuron per row (the down projection transposed), all over the same m neurons.
-        threshold: |cosine| between centred rows from which two neurons count as copies.
 
     Returns:
         For each neuron the lowest index in its group; a neuron without copies is its own group.
@@ -46,44 +44,44 @@ def near_duplicate_groups(
     """
     groups = torch.arange(weights[0].shape[0], device=weights[0].device)
     for weight in weights:
-        groups = _tie(weight, groups, threshold=threshold)
+        groups = _tie(weight, groups)
     return groups
 
 
-def _tie(weight: Float[Tensor, "m d"], groups: Int[Tensor, " m"], *, threshold: float) -> Int[Tensor, " m"]:
-    sketch, screen = _sketch(weight, threshold=threshold)
+def _tie(weight: Float[Tensor, "m d"], groups: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
+    sketch = _sketch(weight)
     neurons = len(weight)
     for start, stop in _spans(neurons, min(_BLOCK_ROWS, _BLOCK_ENTRIES // neurons)):
-        close = (sketch[start:stop] @ sketch[start:].T).abs_() >= screen
+        close = (sketch[start:stop] @ sketch[start:].T).abs_() >= _SCREEN
         row, column = close.nonzero(as_tuple=True)
         later = column > row  # each pair once, and no row with itself
         rows, columns = (start + cast("Tensor", torch.unique(axis[later])) for axis in (row, column))
-        for first, second in _confirmed(weight, rows, columns, threshold=threshold):
+        for first, second in _confirmed(weight, rows, columns):
             groups = _joined(groups, first, second)
     return groups
 
 
-def _sketch(weight: Float[Tensor, "m d"], *, threshold: float) -> tuple[Float[Tensor, "m k"], float]:
-    """Unit projections of the unit rows and the |cosine| to screen them by; the rows themselves when d is small."""
+def _sketch(weight: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
+    """Unit projections of the unit rows to compare first; the rows themselves where d is small."""
     neurons, width = weight.shape
     if width <= 2 * _SKETCH_WIDTH:
-        return centred_unit_rows(weight).rows, min(_SKETCH_SCREEN, threshold)
+        return centred_unit_rows(weight).rows
     generator = torch.Generator().manual_seed(_SKETCH_SEED)
     directions = torch.randn(width, _SKETCH_WIDTH, generator=generator).to(weight.device)
     spans = _spans(neurons, _BLOCK_ENTRIES // width)
     sketch = torch.cat([centred_unit_rows(weight[start:stop]).rows @ directions for start, stop in spans])
-    return torch.nn.functional.normalize(sketch, dim=-1), min(_SKETCH_SCREEN, threshold)
+    return torch.nn.functional.normalize(sketch, dim=-1)
 
 
 def _confirmed(
-    weight: Float[Tensor, "m d"], rows: Int[Tensor, " rows"], columns: Int[Tensor, " columns"], *, threshold: float
+    weight: Float[Tensor, "m d"], rows: Int[Tensor, " rows"], columns: Int[Tensor, " columns"]
 ) -> Iterator[tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]]:
-    """The pairs among these rows and columns whose true |cosine| reaches the threshold."""
+    """The pairs among these rows and columns whose true |cosine| reaches 0.95."""
     left = centred_unit_rows(weight[rows]).rows
     for low, high in _spans(len(columns), _BLOCK_ENTRIES // weight.shape[1]):
         some = columns[low:high]
         right = centred_unit_rows(weight[some]).rows
-        first, second = ((left @ right.T).abs_() >= threshold).nonzero(as_tuple=True)
+        first, second = ((left @ right.T).abs_() >= NEAR_DUPLICATE).nonzero(as_tuple=True)
         yield rows[first], some[second]
 
 

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ def directories(cache: Path | None = None) -> SmolLM2:
 
 
 @contextlib.contextmanager
-def _only_one_process(lock: Path) -> Iterator[None]:
+def _only_one_process(lock: Path) -> Generator[None]:
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

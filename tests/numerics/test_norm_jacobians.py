@@ -190,14 +190,13 @@ def test_a_tiny_eps_is_seen_along_the_row_without_cancellation() -> None:
     torch.testing.assert_close(found, torch.full((4,), 1e-20 / 9, dtype=torch.float64), rtol=1e-14, atol=0.0)
 
 
-def test_the_frobenius_norm_does_not_go_below_zero() -> None:
-    # One channel holds the whole row and eps is nothing: J is zero there, up to rounding.
-    for name in UNWEIGHTED:
-        d = 1 if name == "rms_noweight" else 2
-        x = torch.tensor([[0.1] + [-0.1] * (d - 1), [3.7] + [1.1] * (d - 1)], dtype=torch.float64)
-        found = norm_jacobian_frobenius(x, unit_norm(name, eps=0.0)) * x[:, 0].abs()
-        # The root of float64's rounding.
-        assert (found < 5e-8).all()
+@pytest.mark.parametrize(("name", "d"), [("rms_noweight", 1), ("layernorm_noparam", 2)])
+def test_a_frobenius_norm_of_zero_is_no_root_of_a_negative_number(name: str, d: int) -> None:
+    # One direction holds the whole row and eps is nothing: J is zero, and its square is rounding of either sign.
+    x = random_tensor(1000, d)
+    found = norm_jacobian_frobenius(x, unit_norm(name, eps=0.0)) * (x - x.mean(-1, keepdim=True) * (d - 1)).abs()[:, 0]
+    # The root of a few ulps of one.
+    assert (found < 5e-8).all()
 
 
 def test_a_bias_has_no_part_in_it() -> None:

@@ -1,0 +1,211 @@
+"""What looks odd and is right: no rule may speak above a note."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from glassblock.audit.audit import audit_checkpoint
+from glassblock.wire.audits import Report
+from makers import Tiny, tiny_checkpoint, tiny_tensors
+from plants import edit_header, edit_json, edit_tensors, healthy_checkpoint, put
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+LAYER = "model.layers.1."
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def audited(directory: Path) -> Report:
+    report = audit_checkpoint(directory)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+    assert report.verdict == "pass"
+    return report
+
+
+def edited(family: str, directory: Path, change: Callable[[Tensors], object]) -> Report:
+    healthy_checkpoint(family, directory)
+    edit_tensors(change)(directory)
+    return audited(directory)
+
+
+def test_large_gains_of_norms(tmp_path: Path) -> None:
+    def enlarge(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] *= 700
+        tensors[f"{LAYER}pre_feedforward_layernorm.weight"] += 300
+
+    assert edited("gemma3", tmp_path, enlarge).findings == ()
+
+
+def test_negative_gains_in_the_first_norm(tmp_path: Path) -> None:
+    def negate(tensors: Tensors) -> None:
+        tensors["model.layers.0.input_layernorm.weight"][::2] *= -1
+
+    assert edited("llama", tmp_path, negate).findings == ()
+
+
+def test_a_gain_of_zeros_where_one_is_added_to_it(tmp_path: Path) -> None:
+    def zero(tensors: Tensors) -> None:
+        for name in tensors:
+            if name.endswith("norm.weight"):
+                tensors[name].zero_()
+
+    assert edited("gemma3", tmp_path, zero).findings == ()
+
+
+def test_declared_biases_of_zeros(tmp_path: Path) -> None:
+    def zero(tensors: Tensors) -> None:
+        for name in tensors:
+            if name.endswith(".bias"):
+                tensors[name].zero_()
+
+    assert edited("gpt2", tmp_path, zero).findings == ()
+
+
+def test_an_undeclared_bias_of_zeros_is_noted(tmp_path: Path) -> None:
+    report = edited("llama", tmp_path, lambda tensors: tensors.update({f"{LAYER}mlp.up_proj.bias": torch.zeros(112)}))
+    (finding,) = report.findings
+    assert (finding.rule, finding.level, finding.layer) == ("ffn/undeclared-bias", "note", 1)
+
+
+def test_an_adapter_that_starts_at_zero(tmp_path: Path) -> None:
+    adapter = {f"{LAYER}self_attn.q_proj.lora_A.weight": torch.ones(4, 48)}
+    adapter |= {f"{LAYER}self_attn.q_proj.lora_B.weight": torch.zeros(64, 4)}
+    assert edited("llama", tmp_path, lambda tensors: tensors.update(adapter)).findings == ()
+
+
+def test_the_empty_marker_of_exporters(tmp_path: Path) -> None:
+    marker = torch.empty(0)
+    assert edited("llama", tmp_path, lambda tensors: tensors.update(scaled_fp8=marker)).findings == ()
+
+
+@pytest.mark.parametrize("length", [99_992, 100_000])
+def test_a_long_header(length: int, tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = path.read_bytes()
+    was = int.from_bytes(raw[:8], "little")
+    path.write_bytes(length.to_bytes(8, "little") + raw[8 : 8 + was].ljust(length) + raw[8 + was :])
+    assert audited(tmp_path).findings == ()
+
+
+def test_a_header_in_any_order(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+
+    def reverse(header: dict[str, object]) -> None:
+        items = list(header.items())
+        header.clear()
+        header.update(reversed(items))
+
+    edit_header(reverse)(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def _pad(tensors: Tensors, width: int, places: Tensor) -> None:
+    """Widen every network of a llama with neurons of zeros; `places` are those of the old ones."""
+    for layer in (0, 1):
+        prefix = f"model.layers.{layer}.mlp."
+        for name in ("gate", "up"):
+            old = tensors[f"{prefix}{name}_proj.weight"]
+            new = torch.zeros(width, old.shape[1])
+            new[places] = old
+            tensors[f"{prefix}{name}_proj.weight"] = new
+        old = tensors[f"{prefix}down_proj.weight"]
+        new = torch.zeros(old.shape[0], width)
+        new[:, places] = old
+        tensors[f"{prefix}down_proj.weight"] = new
+
+
+PLACES = {
+    "at the end": torch.arange(112),
+    "interleaved with the first": torch.cat([torch.arange(0, 32, 2), torch.arange(32, 128)]),
+}
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_a_padded_width(places: Tensor, tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_tensors(lambda tensors: _pad(tensors, 128, places))(tmp_path)
+    report = audited(tmp_path)
+    notes = [(finding.rule, finding.level, finding.layer) for finding in report.findings]
+    assert notes == [("config/shape", "note", 0), ("config/shape", "note", 1)]
+    assert all("16 of them are zero" in finding.message for finding in report.findings)
+
+    edit_json("config.json", intermediate_size=128)(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_a_width_that_is_wrong_though_some_neurons_are_idle(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_tensors(lambda tensors: _pad(tensors, 128, torch.arange(112)))(tmp_path)
+    edit_json("config.json", intermediate_size=104)(tmp_path)
+    errors = {(finding.rule, finding.level) for finding in audit_checkpoint(tmp_path).findings}
+    assert errors == {("config/shape", "error")}
+
+
+def test_neurons_permuted_together(tmp_path: Path) -> None:
+    def permute(tensors: Tensors) -> None:
+        order = torch.randperm(112, generator=torch.Generator().manual_seed(0))
+        for name in ("gate", "up"):
+            tensors[f"{LAYER}mlp.{name}_proj.weight"] = tensors[f"{LAYER}mlp.{name}_proj.weight"][order].contiguous()
+        down = f"{LAYER}mlp.down_proj.weight"
+        tensors[down] = tensors[down][:, order].contiguous()
+
+    assert edited("llama", tmp_path, permute).findings == ()
+
+
+def test_massive_weights(tmp_path: Path) -> None:
+    def enlarge(tensors: Tensors) -> None:
+        tensors[f"{LAYER}mlp.down_proj.weight"][3, 17] = 1e30
+
+    assert edited("llama", tmp_path, enlarge).findings == ()
+
+
+def test_a_base_model_without_a_head(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"architectures": ["LlamaModel"]})
+    tensors = load_file(tmp_path / "model.safetensors")
+    base = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(base, tmp_path / "model.safetensors")
+    report = audited(tmp_path)
+    (tied,) = (entry for entry in report.coverage if entry.rule == "config/tied-head")
+    assert [entry.reason for entry in tied.skipped] == ["the checkpoint is a model without an output head"]
+
+
+def test_an_untied_head_that_equals_the_embedding(tmp_path: Path) -> None:
+    same = tiny_tensors("llama", Tiny())["model.embed_tokens.weight"]
+    assert edited("llama", tmp_path, lambda tensors: tensors.update({"lm_head.weight": same})).findings == ()
+
+
+def test_an_equal_head_in_another_dtype_is_redundant(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"tie_word_embeddings": True})
+    wide = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    narrow = wide.to(torch.bfloat16)
+    put("model.embed_tokens.weight", narrow)(tmp_path)
+    put("lm_head.weight", narrow.to(torch.float32))(tmp_path)
+    assert [(finding.rule, finding.level) for finding in audited(tmp_path).findings] == [("config/tied-head", "note")]
+
+
+def test_the_epsilon_of_another_model_in_the_same_config(tmp_path: Path) -> None:
+    healthy_checkpoint("gemma3", tmp_path)
+    edit_json("config.json", vision_config={"layer_norm_eps": 1e-3, "rms_norm_eps": 1e-3})(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_sources_of_epsilon_that_agree(tmp_path: Path) -> None:
+    healthy_checkpoint("mistral", tmp_path)
+    edit_json("params.json", norm_eps=1e-5)(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    healthy_checkpoint("qwen3", tmp_path)
+    edit_tensors(lambda tensors: tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()}))(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_random_weights_make_no_finding(tmp_path: Path) -> None:
+    report = audit_checkpoint(tiny_checkpoint("llama", tmp_path))
+    assert report.findings == ()
+    assert report.verdict == "inconclusive"

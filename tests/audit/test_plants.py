@@ -1,0 +1,74 @@
+"""Every rule finds its plants and nothing else; every healthy family is silent."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from glassblock.audit.audit import AuditQuestion, audit_checkpoint
+from glassblock.audit.rules import RULES
+from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.wire.audits import Finding, Report
+from plants import PLANTS, Plant, healthy_checkpoint
+
+CASES = [pytest.param(rule, plant, id=f"{rule}:{plant.label}") for rule, plants in PLANTS.items() for plant in plants]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plant], Path]:
+    """The checkpoint that a plant breaks, made and found healthy once for all plants that share it."""
+    made: dict[str, Path] = {}
+
+    def of(plant: Plant) -> Path:
+        key = repr((plant.family, plant.shards, plant.config, sorted(plant.tensors)))
+        if key not in made:
+            made[key] = plant.healthy(tmp_path_factory.mktemp("healthy"))
+            report = audit_checkpoint(made[key])
+            assert (loud(report), report.verdict) == ([], "pass")
+        return made[key]
+
+    return of
+
+
+def loud(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.level != "note"]
+
+
+def test_every_rule_has_its_plants_and_every_plant_its_rule() -> None:
+    assert PLANTS.keys() == RULES.keys()
+    assert all(PLANTS.values())
+
+
+@pytest.mark.parametrize(("rule", "plant"), CASES)
+def test_a_plant_is_found_and_nothing_else(
+    rule: str, plant: Plant, healthy: Callable[[Plant], Path], tmp_path: Path
+) -> None:
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(healthy(plant), directory)
+    plant.break_(directory)
+    report = audit_checkpoint(directory, AuditQuestion(against=plant.against, against_name="other.json"))
+    found = [finding for finding in report.findings if finding.rule == rule]
+    others = [finding for finding in loud(report) if finding.rule != rule]
+    assert others == []
+    assert len(found) == 1, [finding.message for finding in found]
+    (finding,) = found
+    assert (finding.level, finding.certainty, finding.layer) == (plant.level, plant.certainty, plant.layer)
+    for culprit in plant.culprits:
+        assert culprit in finding.message, finding.message
+    assert report.verdict == ("fail" if plant.level == "error" else "pass")
+    assert str(tmp_path) not in report.model_dump_json()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_healthy_checkpoint_is_silent(family: str, shards: int, tmp_path: Path) -> None:
+    report = audit_checkpoint(healthy_checkpoint(family, tmp_path / family, shards=shards))
+    assert report.findings == ()
+    assert report.verdict == "pass"
+    assert [entry.rule for entry in report.coverage] == list(RULES)
+    assert all(not entry.undecidable for entry in report.coverage)
+    checked = {entry.rule: entry.checked for entry in report.coverage}
+    assert checked["tensor/non-finite"] == report.checkpoint.tensors
+    gated = {"ffn/gate-up-swapped", "ffn/fused-order"} & {rule for rule, count in checked.items() if count}
+    network = ARCHITECTURES[family].feed_forward
+    assert gated == ({"ffn/fused-order" if network.fused else "ffn/gate-up-swapped"} if network.gated else set())

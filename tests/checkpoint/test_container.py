@@ -136,7 +136,7 @@ odd_values = st.sampled_from(
 )
 
 
-CHANGES = ("replace", "move", "axis", "drop", "extra", "retype")
+CHANGES = ("replace", "move", "shift", "axis", "drop", "extra", "retype")
 
 
 @st.composite
@@ -174,8 +174,9 @@ def changed(draw: st.DrawFn, fields: dict[str, Any], change: str) -> dict[str, A
         fields[draw(names)] = draw(odd_values)
     elif change == "retype":
         fields["dtype"] = draw(dtypes)
-    elif change == "move" and isinstance(offsets, list):
-        steps = [draw(st.sampled_from([0, 1, -1])) for _ in offsets]
+    elif change in {"move", "shift"} and isinstance(offsets, list):
+        step = draw(st.sampled_from([1, -1, 2]))
+        steps = [step if change == "shift" else draw(st.sampled_from([0, step])) for _ in offsets]
         fields["data_offsets"] = [o + s if type(o) is int else o for o, s in zip(offsets, steps, strict=True)]
     elif change == "axis" and isinstance(shape, list):
         fields["shape"] = [*shape, draw(odd_values)]
@@ -287,6 +288,11 @@ BROKEN: dict[str, tuple[str, object, str]] = {
     "a shape that is not the range": ("header", {"a": described(shape=[3])}, "span 4"),
     "half a byte": ("header", {"a": described("F4", [7])}, "no whole number of bytes"),
     "a hole at the start": ("hole", {"a": described(shape=[2], offsets=[2, 4])}, "belong to no tensor"),
+    "a hole of one byte": (
+        "hole",
+        {"a": described(shape=[1], offsets=[0, 1]), "b": described(shape=[2], offsets=[2, 4])},
+        "belong to no tensor",
+    ),
     "an overlap": (
         "overlap",
         {"a": described(shape=[3], offsets=[0, 3]), "b": described(shape=[2], offsets=[2, 4])},

@@ -171,11 +171,12 @@ def test_a_stale_index_beside_whole_weights_is_told_and_hurts_no_run(tmp_path: P
     assert SECOND in fault.message
 
 
-@pytest.mark.parametrize(
-    "shard",
-    ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", ".", "a\\b.safetensors", "x\0.safetensors",
-     "x" * 250 + ".safetensors", "pytorch_model.bin", 7, None, ["a"], {"a": 1}],
-)  # fmt: skip
+ODD_NAMES: list[Any] = ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", ".", "pytorch_model.bin"]
+ODD_NAMES += [f"a{character}b.safetensors" for character in "\\\0\n\x1b"]
+ODD_NAMES += ["x" * 250 + ".safetensors", 7, None, ["a"], {"a": 1}]
+
+
+@pytest.mark.parametrize("shard", ODD_NAMES)
 def test_odd_shard_names_are_refused_and_never_opened(sharded: Path, tmp_path: Path, shard: Any) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     edit(sharded, weight_map={"model.norm.weight": shard})
@@ -229,6 +230,7 @@ def test_plain_names() -> None:
     assert is_plain_name("model-00001-of-00002.safetensors")
     assert is_plain_name("ü" * 127)
     assert not is_plain_name("ü" * 128)
+    assert not any(is_plain_name(f"a{character}b") for character in "/\\\0\x1b\n\x7f\udcff")
 
 
 def test_several_files_that_follow_no_numbering_are_one_set(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from glassblock.checkpoint import reading
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.layers import shape_faults
 from glassblock.checkpoint.opened import open_checkpoint
+from glassblock.checkpoint.roots import Roots
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
 from makers import tiny_checkpoint, write_container
 from safetensors.torch import load_file, save_file
@@ -265,3 +266,10 @@ def test_a_layer_number_without_end_costs_nothing(llama: Path) -> None:
     path = llama / "model.safetensors"
     save_file(load_file(path) | {"model.layers.999999999.mlp.down_proj.weight": torch.zeros(1)}, path)
     assert open_checkpoint(llama).layer_indices == (0, 1, 999999999)
+
+
+def test_file_names_that_no_message_could_show_are_passed_over(llama: Path) -> None:
+    for name in (b"\xff.safetensors", b"\x1b[2J.safetensors"):
+        (Path(os.fsdecode(os.fsencode(llama) + b"/" + name))).write_bytes(b"")
+    assert open_checkpoint(llama).faults == ()
+    assert Roots([llama.parent]).list() == ("llama",)

@@ -53,7 +53,7 @@ def test_elements_below_a_byte_are_refused_by_name(tmp_path: Path, code: str) ->
     size = DTYPE_BITS[code] // 2
     path = write_container(tmp_path / "x", {"t": {"dtype": code, "shape": [4], "data_offsets": [0, size]}}, bytes(size))
     entry = read_container(path).entries["t"]
-    with pytest.raises(FamilyMismatch, match=f"tensor t is stored as {code}"):
+    with pytest.raises(FamilyMismatch, match=f'tensor "t" is stored as {code}'):
         read_tensor(entry, "cpu", ReadMeter())
     with pytest.raises(FamilyMismatch):
         next(read_chunks(entry, 64))
@@ -105,7 +105,7 @@ def test_rows_are_read_alone_and_in_the_order_asked(tmp_path: Path) -> None:
     assert torch.equal(read_rows(entries["t"], [49, 0, 7, 7], "cpu", meter), tensor[[49, 0, 7, 7]])
     assert meter.bytes == 4 * 24
     assert read_rows(entries["t"], [], "cpu", meter).shape == (0, 6)
-    for rows, words in (([50], "row 50 is outside tensor t"), ([-1], "row -1 is outside tensor t")):
+    for rows, words in (([50], 'row 50 is outside tensor "t"'), ([-1], 'row -1 is outside tensor "t"')):
         with pytest.raises(InvalidValue, match=words):
             read_rows(entries["t"], rows, "cpu", meter)
     with pytest.raises(InvalidValue, match="is a scalar"):

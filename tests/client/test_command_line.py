@@ -163,7 +163,7 @@ def test_an_output_may_be_a_stream(checkpoint: Path, tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     result = invoke(audited(report()), "audit", checkpoint, "--format", "json", "--output", pipe)
     reader.join(timeout=10)

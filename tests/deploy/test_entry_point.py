@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from deploy.dockerfile import ROOT, image
 
 EXAMPLES = ROOT / "examples"
@@ -25,14 +27,14 @@ STOP_S = 10.0  # what `docker stop` grants before it kills
 
 def test_it_answers_and_a_request_under_way_outlives_the_stop(tmp_path: Path) -> None:
     with _service(tmp_path) as (process, port):
-        _until_ready(process, port, tmp_path)
+        _until(f"http://127.0.0.1:{port}/health/ready", process, tmp_path)
         assert _health_check(port) == 0
 
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/checkpoints") as answer:
             names = {entry["name"] for entry in json.load(answer)["checkpoints"]}
         assert names == {config.parent.name for config in EXAMPLES.glob("*/config.json")}
 
-        body = json.dumps({"d_model": 4096, "d_ff": 11008, "kind": "swiglu"}).encode()
+        body = json.dumps({"d_model": 4096, "d_ff": 11008, "kind": "gated"}).encode()
         under_way = http.client.HTTPConnection("127.0.0.1", port, timeout=STOP_S)
         under_way.putrequest("POST", "/v1/budgets")
         under_way.putheader("Content-Type", "application/json")
@@ -53,7 +55,7 @@ def test_it_answers_and_a_request_under_way_outlives_the_stop(tmp_path: Path) ->
 
 def test_an_idle_service_stops_within_a_second_or_two(tmp_path: Path) -> None:
     with _service(tmp_path) as (process, port):
-        _until_ready(process, port, tmp_path)
+        _until(f"http://127.0.0.1:{port}/health/ready", process, tmp_path)
         process.send_signal(signal.SIGTERM)
         assert process.wait(3) == 0
 
@@ -72,11 +74,17 @@ def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in _log(tmp_path)
 
 
-def test_a_root_that_is_absent_is_named(tmp_path: Path) -> None:
-    with _service(tmp_path, GLASSBLOCK_ROOTS=str(tmp_path / "nowhere")) as (process, _):
-        assert process.wait(START_S) == 2
-    assert "nowhere" in _log(tmp_path)
-    assert "Traceback" not in _log(tmp_path)
+def test_without_its_folder_it_is_alive_but_not_ready_until_the_folder_is_there(tmp_path: Path) -> None:
+    mount = tmp_path / "mounted-later"
+    with _service(tmp_path, GLASSBLOCK_ROOTS=str(mount)) as (process, port):
+        _until(f"http://127.0.0.1:{port}/health/live", process, tmp_path)
+        with pytest.raises(urllib.error.HTTPError) as not_ready:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready")
+        assert not_ready.value.code == 503
+        assert "folder" in not_ready.value.read().decode()
+        assert _health_check(port) != 0
+        mount.mkdir()
+        assert _health_check(port) == 0
 
 
 @contextmanager
@@ -120,17 +128,17 @@ def _program(name: str) -> list[str]:
     return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
 
 
-def _until_ready(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+def _until(url: str, process: subprocess.Popen[bytes], folder: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         assert process.poll() is None, f"it ended with {process.returncode}: {_log(folder)}"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=5) as answer:
                 assert answer.status == 200
                 return
         except urllib.error.URLError:
             time.sleep(0.1)
-    raise TimeoutError(f"not ready within {START_S} s")
+    raise TimeoutError(f"no answer within {START_S} s from {url}")
 
 
 def _health_check(port: int) -> int:

@@ -14,21 +14,21 @@ TOLERANCE = 1e-8
 
 
 def derivative(outputs: Callable[[Array], Array], x: Array, *, step: float = STEP) -> Array:
-    """`[d, d]`, row i column j: d y_i / d x_j at the row `x`.
+    """`[..., d, d]`, row i column j: d y_i / d x_j at the row `x`.
 
     Args:
-        outputs: `[rows, d]` to `[rows, d]`.
+        outputs: `[rows, d]` to `[rows, ..., d]`.
         x: `[d]`.
         step: Of each channel.
     """
     moves = step * np.eye(x.size)
     answered = outputs(np.concatenate([x + moves, x - moves]))
-    return (answered[: x.size] - answered[x.size :]).T / (2 * step)
+    return np.moveaxis(answered[: x.size] - answered[x.size :], 0, -1) / (2 * step)
 
 
 def assert_is_derivative(jacobian: object, outputs: Callable[[Array], Array], x: Array, *, step: float = STEP) -> None:
     expected = derivative(outputs, x, step=step)
     found = np.asarray(jacobian, np.float64)
     assert found.shape == expected.shape
-    error = np.abs(found - expected).max()
-    assert error <= TOLERANCE * np.abs(expected).max(), error
+    errors = np.abs(found - expected).max((-2, -1)) / np.abs(expected).max((-2, -1))
+    assert (errors <= TOLERANCE).all(), errors

@@ -182,9 +182,7 @@ def test_what_is_left_along_the_row(http: httpx.Client, eps: float) -> None:
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 @pytest.mark.parametrize("gain", [None, "random"])
 @pytest.mark.parametrize("eps", [0, 1e-5, 0.5])
-def test_jacobians_are_the_derivatives_of_the_outputs(
-    client: Client, eps: float, gain: str | None, norm: str
-) -> None:
+def test_jacobians_are_the_derivatives_of_the_outputs(client: Client, eps: float, gain: str | None, norm: str) -> None:
     x = some_rows(24) + 0.3
     factors = None if gain is None else np.random.default_rng(1).standard_normal(24)
 
@@ -244,10 +242,7 @@ def test_posted_tensors_give_the_numbers_of_posted_lists(client: Client, http: h
 
 
 NORMS = [
-    (family, role)
-    for family, row in ARCHITECTURES.items()
-    for role in get_args(NormRole)
-    if row.norm(role) is not None
+    (family, role) for family, row in ARCHITECTURES.items() for role in get_args(NormRole) if row.norm(role) is not None
 ]
 CENTRED, OFFSET = {"gpt2"}, {"gemma3": 1.0}
 

@@ -78,7 +78,7 @@ def test_a_sublayer_that_returns_nothing(http: httpx.Client) -> None:
     s = np.sqrt(np.mean(x**2) + 1e-6)
     assert np.allclose(answer["post"], x / s, rtol=1e-14)
     assert np.allclose(answer["post_jacobian"], np.eye(4) / s - np.outer(x, x) / (4 * s**3), rtol=1e-13, atol=1e-15)
-    assert answer["notes"] == []
+    assert not any("NaN" in note for note in answer["notes"])
 
 
 def test_the_norm_of_nothing_without_an_epsilon_is_nan_and_a_note_says_why(http: httpx.Client) -> None:
@@ -90,10 +90,13 @@ def test_the_norm_of_nothing_without_an_epsilon_is_nan_and_a_note_says_why(http:
     assert np.allclose(answer["post_jacobian"], rms_jacobian(x), rtol=1e-13, atol=1e-15)
     assert answer["sandwich"] == ["NaN"] * 4
     assert answer["sandwich_jacobian"] == [["NaN"] * 4] * 4
-    (note,) = answer["notes"]
+    assert_told_why(answer["notes"])
+
+
+def assert_told_why(notes: list[str]) -> None:
+    (note,) = (note for note in notes if "NaN" in note)
     assert note.startswith("sandwich: ")
     assert "eps is 0" in note
-    assert "NaN" in note
 
 
 def test_one_row_whose_branch_vanishes_spoils_no_other(http: httpx.Client) -> None:
@@ -102,7 +105,7 @@ def test_one_row_whose_branch_vanishes_spoils_no_other(http: httpx.Client) -> No
     # N(A N(x)) = [0, sqrt(2)] for both others
     assert np.allclose(answer["sandwich"][1:], [[0, 1 + 2**0.5], [2, 3 + 2**0.5]], rtol=1e-14)
     assert np.isfinite(answer["sandwich_jacobian"][1:]).all()
-    assert len(answer["notes"]) == 1
+    assert_told_why(answer["notes"])
 
 
 def test_nan_and_its_note_in_a_safetensors_answer(http: httpx.Client) -> None:
@@ -114,7 +117,7 @@ def test_nan_and_its_note_in_a_safetensors_answer(http: httpx.Client) -> None:
     assert np.isnan(tensors["sandwich_jacobian"]).all()
     assert np.array_equal(tensors["pre"], np.ones((1, 3)))
     header = json.loads(answer.content[8 : 8 + int.from_bytes(answer.content[:8], "little")])
-    assert "eps is 0" in json.loads(header["__metadata__"]["response"])["notes"][0]
+    assert_told_why(json.loads(header["__metadata__"]["response"])["notes"])
 
 
 def test_the_order_of_the_factors(http: httpx.Client) -> None:
@@ -146,33 +149,33 @@ MATRICES: dict[str, Array] = {
 }
 
 
-@pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("eps", [0, 1e-5, 0.5])
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_jacobians_are_the_derivatives_of_the_outputs(client: Client, matrix: str, eps: float, wiring: str) -> None:
-    if (matrix, eps, wiring) == ("zero", 0, "sandwich"):
-        pytest.skip("not a number: see test_the_norm_of_nothing_without_an_epsilon_is_nan_and_a_note_says_why")
+def test_jacobians_are_the_derivatives_of_the_outputs(client: Client, matrix: str, eps: float) -> None:
+    # The norm of nothing without an epsilon is the one case that is no number; it has its own test above.
+    wirings = ("pre", "post") if (matrix, eps) == ("zero", 0) else WIRINGS
     x = np.random.default_rng(5).standard_normal(12) + 0.2
 
     def outputs(rows: Array) -> Array:
-        return client.compare_residuals(x=rows, matrix=MATRICES[matrix], eps=eps, dense_up_to=0).tensors[wiring]
+        tensors = client.compare_residuals(x=rows, matrix=MATRICES[matrix], eps=eps).tensors
+        return np.stack([tensors[wiring] for wiring in wirings], axis=1)
 
-    jacobian = client.compare_residuals(x=x, matrix=MATRICES[matrix], eps=eps).tensors[f"{wiring}_jacobian"]
-    assert_is_derivative(jacobian, outputs, x)
+    tensors = client.compare_residuals(x=x, matrix=MATRICES[matrix], eps=eps).tensors
+    assert_is_derivative([tensors[f"{wiring}_jacobian"] for wiring in wirings], outputs, x)
 
 
-@pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_the_same_for_a_checkpoints_feed_forward_block(client: Client, family: str, wiring: str) -> None:
+def test_the_same_for_a_checkpoints_feed_forward_block(client: Client, family: str) -> None:
     x = np.random.default_rng(6).standard_normal(48)
 
     def outputs(rows: Array) -> Array:
-        return client.compare_residuals(checkpoint=family, layer=1, x=rows, dense_up_to=0).tensors[wiring]
+        tensors = client.compare_residuals(checkpoint=family, layer=1, x=rows).tensors
+        return np.stack([tensors[wiring] for wiring in WIRINGS], axis=1)
 
     reply = client.compare_residuals(checkpoint=family, layer=1, x=x)
     assert reply.answer.jacobians == "dense"
-    assert reply.tensors[wiring].dtype == np.float64
-    assert_is_derivative(reply.tensors[f"{wiring}_jacobian"], outputs, x)
+    assert {tensor.dtype.name for tensor in reply.tensors.values()} == {"float64"}
+    assert_is_derivative([reply.tensors[f"{wiring}_jacobian"] for wiring in WIRINGS], outputs, x)
 
 
 OWN_WIRING = {"pre": ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2"), "sandwich": ("gemma3",)}
@@ -242,9 +245,7 @@ def test_posted_tensors_give_the_numbers_of_posted_lists(client: Client, http: h
         ({"x": [[1.0] * 47]}, "x", "47"),
     ],
 )
-def test_what_does_not_fit_a_checkpoint_is_named(
-    client: Client, given: dict[str, Any], field: str, words: str
-) -> None:
+def test_what_does_not_fit_a_checkpoint_is_named(client: Client, given: dict[str, Any], field: str, words: str) -> None:
     question: dict[str, Any] = {"checkpoint": "llama", "layer": 0, "x": [[1.0] * 48]}
     with pytest.raises(InvalidValue, match=words) as refused:
         client.compare_residuals(**question | given)

@@ -44,6 +44,9 @@ def working(what: str) -> Generator[None]:
 @contextmanager
 def progress_bar(what: str) -> Generator[Callable[[audits.Progress], None]]:
     """A bar on stderr for a job's progress; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
     parts = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -51,7 +54,7 @@ def progress_bar(what: str) -> Generator[Callable[[audits.Progress], None]]:
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*parts, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
 
         def advance(progress: audits.Progress) -> None:

@@ -7,7 +7,8 @@ import torch
 
 import glassblock
 from glassblock.audit.evidence import Evidence
-from glassblock.audit.gate_rules import GATE_RULE_NAMES, layer_metrics
+from glassblock.audit.gate_plans import GATE_RULE_NAMES
+from glassblock.audit.gate_rules import layer_metrics
 from glassblock.audit.gather import Progress, gather
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.rule import Rule, apply_rule

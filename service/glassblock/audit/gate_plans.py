@@ -12,6 +12,9 @@ from glassblock.checkpoint.settings import number_of, text_of
 from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.activations import activation_named, gating_named
 
+GATE_RULE_NAMES = frozenset({"ffn/gate-up-swapped", "ffn/fused-order"})
+"""The rules that ask which projection is the gate; a layer can be asked one of them."""
+
 ALPHA = 1e-3
 """Family-wise error of the gate and up rules over one checkpoint."""
 

@@ -10,9 +10,6 @@ from glassblock.numerics.gate_or_up import GateUpEvidence, Verdict
 from glassblock.numerics.sign_symmetry import SymmetryTest
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
-GATE_RULE_NAMES = ("ffn/gate-up-swapped", "ffn/fused-order")
-"""The rules that ask which projection is the gate; a family can be asked one of them."""
-
 
 def _look(evidence: Evidence) -> Iterator[Outcome]:
     study = evidence.gates

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from glassblock.audit.embedding import embedding_plan
 from glassblock.audit.evidence import Evidence, GateLayer, GateStudy, Unasked
-from glassblock.audit.gate_plans import ALPHA, GatePlan, gate_plans
+from glassblock.audit.gate_plans import ALPHA, GATE_RULE_NAMES, GatePlan, gate_plans
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.readable import resolved_layers, unreadable
 from glassblock.audit.values import TensorValues, values_of
 from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.fitting import FLOAT_CODES
 from glassblock.checkpoint.layers import embedding_entry, head_entry, shape_faults, split_fused
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks, read_tensor
@@ -48,7 +49,7 @@ def gather(
 
     Args:
         checkpoint: As opened.
-        question: Decides how many certified bounds are computed; nothing else of it is read here.
+        question: Decides whether gates are judged, and how many bounds are certified; nothing else of it is read here.
         device: Where the tensors go.
         progress: Told (bytes done, bytes in all, what comes next) before each tensor or layer.
         cancelled: Asked at the same places.
@@ -65,6 +66,7 @@ def gather(
         checkpoint,
         device=device,
         level=family_wise_level(max(tests, 1), alpha=ALPHA),
+        judging=question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules),
         every_bound=question.certify,
         unread=unread,
         unasked=unasked,
@@ -112,6 +114,7 @@ class _Pass:
     checkpoint: Checkpoint
     device: torch.device
     level: float
+    judging: bool
     every_bound: bool
     unread: dict[str, str]
     unasked: dict[int, Unasked]
@@ -120,7 +123,6 @@ class _Pass:
     gates: dict[int, GateLayer] = field(default_factory=dict[int, GateLayer])
     idle: dict[int, int] = field(default_factory=dict[int, int])
     head_is_embedding: bool | None = None
-
     mean_squares: list[Tensor] = field(default_factory=list[Tensor])
 
     def __post_init__(self) -> None:
@@ -158,11 +160,11 @@ def _steps(sweep: _Pass, plans: Mapping[int, GatePlan]) -> Iterator[_Step]:
     if checkpoint.family is not None and checkpoint.trunk is not None:
         embedding, head = embedding_entry(checkpoint), head_entry(checkpoint)
         if embedding is not None and embedding.name not in taken:
-            if head is not None and head.name not in taken and comparable(embedding, head):
+            if head is not None and head.name not in taken and _comparable(embedding, head):
                 taken.update((embedding.name, head.name))
                 yield _Step(embedding.name, (embedding, head), partial(_take_pair, sweep, embedding, head))
-            else:
-                sweep.head_is_embedding = None if head is None or head.name in taken else False
+            elif head is not None and head.name not in taken and head.shape != embedding.shape:
+                sweep.head_is_embedding = False
     for entry in checkpoint.entries.values():
         if entry.name not in taken:
             yield _Step(entry.name, (entry,), partial(_take, sweep, entry))
@@ -197,9 +199,9 @@ def _take_pair(sweep: _Pass, embedding: TensorEntry, head: TensorEntry) -> None:
         sweep.head_is_embedding = equal
 
 
-def comparable(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors can be compared element by element."""
-    return one.shape == other.shape and one.elements > 0 and {one.dtype, other.dtype} <= {"F64", "F32", "F16", "BF16"}
+def _comparable(one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two tensors can be compared number by number."""
+    return one.shape == other.shape and one.elements > 0 and {one.dtype, other.dtype} <= FLOAT_CODES
 
 
 def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
@@ -217,6 +219,8 @@ def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
     down = oriented["down"]
     gate, up = (oriented["gate"], oriented["up"]) if plan.fused is None else split_fused(oriented["fused"], plan.fused)
     sweep.idle[layer] = int((~(gate.any(1) | up.any(1) | down.any(0))).sum())
+    if not sweep.judging:
+        return
     statistics = gate_up_evidence(
         gate,
         up,

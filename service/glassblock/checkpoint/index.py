@@ -34,6 +34,7 @@ IndexFaultKind = Literal[
 
 _RULES: Mapping[IndexFaultKind, str] = MappingProxyType({"header": "container/header", "duplicate": "tensor/duplicate"})
 _LONGEST_NAME = 255
+_NOT_IN_NAMES = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 _SHOWN = 5
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.ASCII)
 
@@ -266,12 +267,13 @@ def _plain_names(weight_map: dict[str, object]) -> tuple[dict[str, str], list[st
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether `name` is the name of a file in the same directory, and nothing that leads elsewhere."""
-    return (
-        name not in {"", ".", ".."}
-        and not any(character in name for character in "/\\\0")
-        and len(name.encode("utf-8", "surrogatepass")) <= _LONGEST_NAME
-    )
+    """Whether `name` is the name of a file in the same directory, and nothing that leads elsewhere.
+
+    Control characters and bytes that are no UTF-8 are refused too: a message must be able to show the name.
+    """
+    if name in {"", ".", ".."} or _NOT_IN_NAMES.search(name):
+        return False
+    return len(name.encode("utf-8")) <= _LONGEST_NAME
 
 
 def names_in_words(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from glassblock.checkpoint.config import ConfigFault, ConfigFile, read_config
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import Container, ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture, Trunk
-from glassblock.checkpoint.index import Index, IndexFault, is_shard, read_index
+from glassblock.checkpoint.index import Index, IndexFault, is_plain_name, is_shard, read_index
 from glassblock.checkpoint.recognition import family_named, find_trunk, no_trunk, recognise
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
@@ -211,7 +211,7 @@ def _present(path: Path) -> frozenset[str]:
     try:
         if path.is_dir() or path.is_file():
             with os.scandir(path if path.is_dir() else path.parent) as found:
-                return frozenset(item.name for item in islice(found, MAX_FILES))
+                return frozenset(item.name for item in islice(found, MAX_FILES) if is_plain_name(item.name))
     except PermissionError:
         raise AccessRefused(
             f"{path.name} may not be read", field="checkpoint", hint="Give the reading user permission."

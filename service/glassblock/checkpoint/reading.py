@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glassblock.checkpoint.container import TensorEntry
 from glassblock.checkpoint.files import fill, open_regular
+from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
 
 STAGING_BYTES = 16 << 20
@@ -84,11 +85,11 @@ def read_rows(entry: TensorEntry, rows: Sequence[int], device: torch.device | st
     """
     dtype = torch_dtype(entry)
     if not entry.shape:
-        raise InvalidValue(f"tensor {entry.name} is a scalar and has no rows", tensor=entry.name)
+        raise InvalidValue(f"tensor {shown(entry.name)} is a scalar and has no rows", tensor=entry.name)
     for row in rows:
         if not 0 <= row < entry.shape[0]:
             raise InvalidValue(
-                f"row {row} is outside tensor {entry.name}, which has rows 0 to {entry.shape[0] - 1}",
+                f"row {row} is outside tensor {shown(entry.name)}, which has rows 0 to {entry.shape[0] - 1}",
                 tensor=entry.name,
             )
     row_bytes = entry.bytes // entry.shape[0] if entry.shape[0] else 0
@@ -143,7 +144,7 @@ def torch_dtype(entry: TensorEntry) -> torch.dtype:
     dtype = TORCH_DTYPES.get(entry.dtype)
     if dtype is None:
         raise FamilyMismatch(
-            f"tensor {entry.name} is stored as {entry.dtype}, whose elements are smaller than a byte: "
+            f"tensor {shown(entry.name)} is stored as {entry.dtype}, whose elements are smaller than a byte: "
             "torch cannot hold them unpacked",
             tensor=entry.name,
             file=entry.file.name,
@@ -173,7 +174,7 @@ def _fill_from(descriptor: int, entry: TensorEntry, offset: int, flat: Tensor) -
     done = fill(descriptor, memoryview(cast("bytearray", flat.numpy())), start, name=entry.file.name)
     if done < flat.numel():
         raise DamagedCheckpoint(
-            f"{entry.file.name} ends at byte {start + done:,}, inside tensor {entry.name}, "
+            f"{entry.file.name} ends at byte {start + done:,}, inside tensor {shown(entry.name)}, "
             f"which reaches to byte {entry.stop:,}",
             file=entry.file.name,
             tensor=entry.name,
@@ -204,7 +205,7 @@ def _shaped(flat: Tensor, entry: TensorEntry) -> Tensor:
     except (RuntimeError, TypeError, OverflowError, ValueError):
         # Only an empty tensor gets here: an axis beyond 2^63 beside an axis of 0.
         raise DamagedCheckpoint(
-            f"tensor {entry.name} has the shape {list(entry.shape)}, which torch cannot hold",
+            f"tensor {shown(entry.name)} has the shape {list(entry.shape)}, which torch cannot hold",
             tensor=entry.name,
             file=entry.file.name,
         ) from None

@@ -181,7 +181,7 @@ def _parts(name: str) -> tuple[str, ...]:
             hint="A name is a path under a root, without a leading / and without `..`.",
         )
     if not all(is_plain_name(part) for part in parts):
-        raise unusable("has a part that is empty, `.`, too long, or holds a backslash or NUL")
+        raise unusable("has a part that is empty, `.`, too long, or holds a backslash or a control character")
     return parts
 
 
@@ -192,7 +192,7 @@ def _scan(path: str) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
     config = False
     try:
         with os.scandir(path) as found:
-            items = [item for item in found if not item.name.startswith(".")]
+            items = [item for item in found if not item.name.startswith(".") and is_plain_name(item.name)]
     except OSError:
         # A folder that vanished or may not be read holds nothing that could be opened.
         return (), False, ()

@@ -144,7 +144,7 @@ def gate_up_evidence(
             p > 0.01, and for P(up) where the gate is rejected already, which decides the layer without it. A tensor
             that would be certified at 5e-6 passes 199 draws as noise less than once in a million times.
 
-    Memory besides the weights: four row blocks of 16 MiB, the signs (draws * m bytes), and while certifying
+    Memory besides the weights: about eight blocks of 16 MiB, the signs (draws * m bytes), and while certifying
     three float64 matrices of min(m, d) squared.
 
     Raises:
@@ -248,10 +248,15 @@ def _balances(
     gate: Float[Tensor, "m d"], up: Float[Tensor, "m d"], down_columns: Float[Tensor, "m d"]
 ) -> tuple[float | None, float | None]:
     """Correlations over neurons of log row length with log column length of down, over those that have lengths."""
-    gate_length, up_length, down_length = (
-        cast("Tensor", torch.norm(rows, dim=1, dtype=torch.float64)) for rows in (gate, up, down_columns)
-    )
+    gate_length, up_length, down_length = (_lengths(rows) for rows in (gate, up, down_columns))
     return _log_correlation(gate_length, down_length), _log_correlation(up_length, down_length)
+
+
+def _lengths(rows: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+    """In float64, which squares of float32 cannot overflow; block by block, for torch widens what it is given."""
+    step = max(1, BLOCK_ENTRIES // rows.shape[1])
+    spans = (slice(start, start + step) for start in range(0, len(rows), step))
+    return torch.cat([cast("Tensor", torch.norm(rows[span], dim=1, dtype=torch.float64)) for span in spans])
 
 
 def _log_correlation(left: Float[Tensor, " m"], right: Float[Tensor, " m"]) -> float | None:

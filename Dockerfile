@@ -27,7 +27,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     for package in service/glassblock clients/glassblock_client; do mkdir -p "$package"; touch "$package/__init__.py"; done; \
     /opt/glassblock/bin/python -m pip install --constraint constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service]"
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service]"; \
+    rm -r build service clients
 
 COPY service service
 COPY clients clients

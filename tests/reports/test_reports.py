@@ -116,6 +116,38 @@ def test_a_finding_says_what_where_how_sure_and_how_to_repair():
         assert part in told
 
 
+def test_evidence_is_told_in_a_line_and_large_groups_are_left_to_json():
+    evidence = {
+        "p": 1e-9,
+        "nothing": None,
+        "family_wise": {"alpha": 0.001, "tests": 60},
+        "large": dict.fromkeys("abcd", 1),
+        "nested": {"deep": {"er": 1}},
+        "names": ["x"],
+        "long": "y" * 1000,
+    }
+    told = " ".join(
+        REPORTS["text"].render(report(findings=(swap_finding(0).model_copy(update={"evidence": evidence}),))).split()
+    )
+    assert 'evidence p 1e-09 · family wise: alpha 0.001, tests 60 · names ["x"] · long yyy' in told
+    assert "y…" in told
+    assert "large" not in told
+    assert "nested" not in told
+
+
+@pytest.mark.parametrize(
+    ("message", "expert", "told"),
+    [
+        ("is swapped", None, "layer 4: is swapped"),
+        ("layer 4: is swapped", None, "layer 4: is swapped"),
+        ("is swapped", 2, "layer 4, expert 2: is swapped"),
+    ],
+)
+def test_a_finding_names_its_layer_once(message: str, expert: int | None, told: str):
+    finding = swap_finding(4).model_copy(update={"message": message, "expert": expert})
+    assert f"\n  {told}\n" in REPORTS["text"].render(report(findings=(finding,)))
+
+
 def test_the_worst_level_comes_first():
     findings = tuple(
         Finding(rule=f"a/{level}", level=level, certainty="risk", message=level)

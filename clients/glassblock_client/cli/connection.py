@@ -141,6 +141,8 @@ def door() -> ModuleType:
     Raises:
         ServiceUnavailable: the packages of the service are not installed.
     """
+    # Between its loops OpenMP would spin, and starve every neighbour on a shared machine. Read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from glassblock_client.cli import service  # noqa: PLC0415  torch loads here, and only for a local service
     except ModuleNotFoundError as fault:

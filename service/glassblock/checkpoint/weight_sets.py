@@ -89,10 +89,8 @@ def weight_set_faults(
     """
     if index is not None:
         yield from index.faults
-        if index.shards:
-            yield from compare_index(
-                index, {name: {**used, **beside}[name] for name in index.shards if name in {**used, **beside}}
-            )
+        there = {**used, **beside}
+        yield from compare_index(index, {name: there[name] for name in index.shards if name in there})
     elif whole:
         yield from missing_by_number(tuple(used), directory)
     yield from duplicate_faults(used.values())

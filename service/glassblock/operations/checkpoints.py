@@ -7,7 +7,7 @@ import torch
 
 from glassblock.checkpoint.config import declared_eps
 from glassblock.checkpoint.opened import Checkpoint, Fault
-from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue
+from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue, ServiceUnavailable
 from glassblock.operations.inputs import layer_widths
 from glassblock.operations.store import CheckpointStore, Held
 from glassblock.wire import checkpoints as wire
@@ -15,7 +15,11 @@ from glassblock.wire.tables import Health
 
 
 def health(store: CheckpointStore) -> Health:
-    """Whether the device computes and every root can be listed."""
+    """That the device computes and every root can be listed.
+
+    Raises:
+        ServiceUnavailable: one of them does not.
+    """
     checks: dict[str, str] = {}
     try:
         torch.ones(2, device=store.device).sum().item()
@@ -27,8 +31,11 @@ def health(store: CheckpointStore) -> Health:
         checks[f"root {number}"] = "ok" if readable else "failed: not a readable folder"
     if not store.roots.paths:
         checks["roots"] = "ok: none configured"
-    failed = any(value.startswith("failed") for value in checks.values())
-    return Health(status="not ready" if failed else "ready", checks=checks)
+    failed = [f"{what} {how}" for what, how in checks.items() if how.startswith("failed")]
+    if failed:
+        hint = "look at the device and at the roots' permissions"
+        raise ServiceUnavailable(f"not ready: {'; '.join(failed)}", hint=hint, retry_after=5)
+    return Health(status="ready", checks=checks)
 
 
 def every(store: CheckpointStore) -> wire.CheckpointList:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 path = Path(sys.argv[1])
 x = np.random.default_rng(0).standard_normal((16, 576), dtype=np.float32)
-with connect(roots=[path.parent], device="cpu") as transport, Client("http://glassblock", transport=transport) as client:
+with connect(roots=[path.parent], device="cpu") as wire, Client("http://glassblock", transport=wire) as client:
     run = client.run_block(path.name, 7, x=x, capture=("gate", "up", "hidden"), return_tensors=True)
 assert set(run.tensors) == {"gate", "up", "hidden"}
 assert run.answer.read.bytes == (3 * 1536 * 576 + 576) * 2, run.answer.read

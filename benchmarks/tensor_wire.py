@@ -14,9 +14,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import orjson
-from pairs import in_pairs, table
-
 from glassblock_client import Client
+from pairs import in_pairs, table
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-llama"
 MIB = 1024 * 1024
@@ -25,7 +24,16 @@ PROMISED = 20.0
 
 def main() -> int:
     port = free_port()
-    command = [sys.executable, "-m", "glassblock_client", "serve", "--checkpoints", str(EXAMPLE.parent), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "glassblock_client",
+        "serve",
+        "--checkpoints",
+        str(EXAMPLE.parent),
+        "--port",
+        str(port),
+    ]
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as service:
         try:
             with Client(f"http://127.0.0.1:{port}", timeout=120) as client, httpx.Client(timeout=120) as plain:

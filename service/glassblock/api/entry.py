@@ -56,7 +56,16 @@ def serve(**given: Any) -> None:
     # uvicorn stops gracefully, then raises the signal again: these make that an ordinary return.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _return)
-    uvicorn.run(app, host=settings.host, port=settings.port, timeout_graceful_shutdown=30, access_log=False, server_header=False)
+    graceful = 30  # seconds that requests under way are given
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=graceful,
+        access_log=False,
+        server_header=False,
+    )
+    uvicorn.Server(config).run()
 
 
 def _return(_number: int, _frame: FrameType | None) -> None: ...

@@ -21,7 +21,7 @@ class AuditRequest(Request):
     family: Annotated[str | None, Field(description="row of the family table, when no config names one")] = None
     against: Annotated[dict[str, Any] | None, Field(description="another engine's config, as an object")] = None
     against_name: Annotated[str, Field(max_length=512, description="what to call that config")] = "against"
-    rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="rules to apply; all when left out")] = None
+    rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="all rules when left out")] = None
     certify: Annotated[bool, Field(description="compute the certified bound of every tensor, not of suspects")] = False
 
 

@@ -141,10 +141,13 @@ def test_the_bits_of_a_norm_in_bfloat16(
     here = norm_by_its_formula(load((root / name / "model.safetensors").read_bytes()), family, x)
     assert torch.equal(on_gpu.view(torch.int16), here.view(torch.int16)), "the same steps on the same device"
     # Between devices a float32 sum or root may differ by an ulp or two, which turns the rounding to bfloat16 of one
-    # value in 2^15 or so; what is then one ulp off is multiplied by a gain. A wrong order of the cast shows in 26 %.
+    # value in some thousands, by one step or, where a gain multiplies it again, by two. Only where a centred norm
+    # comes out near zero are the steps of bfloat16 finer than what float32 rounds. A wrong order of the cast shows
+    # in 26 % of the values.
     apart = ulps_apart(on_gpu, on_cpu)
-    assert apart.max() <= 2
-    assert int((apart > 0).sum()) <= 5e-4 * apart.numel()
+    difference = (on_gpu.to(torch.float32) - on_cpu.to(torch.float32)).abs()
+    assert not bool(((apart > 2) & (difference > 1e-6)).any())
+    assert int((apart > 0).sum()) <= 1e-3 * apart.numel()
 
 
 def normed_in_bfloat16(transport: httpx.BaseTransport, name: str, x: Tensor) -> Tensor:
@@ -430,7 +433,7 @@ def test_no_room_for_the_weights(both: Both, root: Path) -> None:
 def test_an_audit_without_room_fails_and_the_next_succeeds(both: Both, root: Path) -> None:
     hollow_checkpoint(root / "large", hidden=4096, intermediate=16_384)
     before = allocated()
-    with device_memory_limited_to(200 * MIB):  # one of the three projections of 128 MiB
+    with device_memory_limited_to(3 * 128 * MIB + 24 * MIB):  # the three projections, and little to look at them with
         with pytest.raises(NoRoom):
             both.gpu.audit_checkpoint("large")
         assert both.gpu.audits().audits[0].state == "failed"

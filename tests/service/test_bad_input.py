@@ -57,7 +57,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (RUN, run(checkpoint="../llama"), 403, "access-refused", "checkpoint", "roots"),
     (RUN, run(checkpoint="llama/../../llama"), 403, "access-refused", "checkpoint", "roots"),
     (RUN, run(checkpoint="/etc/passwd"), 403, "access-refused", "checkpoint", "roots"),
-    (RUN, run(checkpoint="llama\x00"), 422, "invalid-value", "checkpoint", "NUL"),
+    (RUN, run(checkpoint="llama\x00"), 422, "invalid-value", "checkpoint", "control character"),
     (STATISTICS, {"x": [[1, 2]], "eps": -1}, 422, "invalid-value", "eps", "-1"),
     (STATISTICS, {"x": [[1, 2]], "eps": "NaN"}, 422, "invalid-value", "eps", "nan"),
     (STATISTICS, {"x": [[1, 2]]}, 422, "invalid-value", "eps", "missing"),

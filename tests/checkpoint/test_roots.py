@@ -30,7 +30,6 @@ def test_names_are_paths_under_a_root(root: Path) -> None:
     for name in roots.list():
         path = roots.resolve(name)
         assert path == root / name
-        assert roots.name_of(path) == name
         assert open_checkpoint(path, roots=roots).faults == ()
 
 
@@ -38,7 +37,6 @@ def test_a_root_that_is_a_checkpoint_is_called_dot(root: Path) -> None:
     roots = Roots([root / "other"])
     assert roots.list() == (".",)
     assert roots.resolve(".") == root / "other"
-    assert roots.name_of(root / "other") == "."
 
 
 def test_several_roots_are_tried_in_order(root: Path, tmp_path: Path) -> None:

@@ -433,7 +433,7 @@ def test_no_room_for_the_weights(both: Both, root: Path) -> None:
 def test_an_audit_without_room_fails_and_the_next_succeeds(both: Both, root: Path) -> None:
     hollow_checkpoint(root / "large", hidden=4096, intermediate=16_384)
     before = allocated()
-    with device_memory_limited_to(3 * 128 * MIB + 24 * MIB):  # the three projections, and little to look at them with
+    with device_memory_limited_to(3 * 128 * MIB + 16 * MIB):  # the three projections, and little to look at them with
         with pytest.raises(NoRoom):
             both.gpu.audit_checkpoint("large")
         assert both.gpu.audits().audits[0].state == "failed"

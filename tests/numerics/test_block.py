@@ -11,7 +11,6 @@ from glassblock.numerics.block import (
     Stages,
     Wiring,
     apply_sublayer,
-    check_block_input,
     common_dtype,
     residual_output,
     residual_stream,
@@ -332,19 +331,3 @@ def test_a_matrix_of_another_width_is_refused(matrix: Tensor) -> None:
     with pytest.raises(InvalidValue) as caught:
         residual_output(torch.ones(3, D), matrix, make_wiring(Placement.PRE, D))
     assert caught.value.field == "matrix"
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.ones(3, D - 1), "wide"),
-        (torch.ones(0, D), "empty"),
-        (torch.tensor([[0.0] * D, [0.0] * 3 + [torch.nan] + [0.0] * (D - 4)]), r"\[1, 3\]: nan"),
-        (torch.tensor([-torch.inf] + [0.0] * (D - 1)), r"1 numbers that are not finite, the first at \[0\]: -inf"),
-    ],
-)
-def test_an_input_that_no_block_can_read_is_refused(x: Tensor, message: str) -> None:
-    with pytest.raises(InvalidValue, match=message) as caught:
-        check_block_input(x, D, field="tensors.x")
-    assert caught.value.field == "tensors.x"
-    check_block_input(torch.ones(3, D), D)

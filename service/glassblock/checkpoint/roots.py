@@ -84,17 +84,6 @@ class Roots:
         """Whether the path `real`, whose links are resolved, lies inside a root."""
         return any(real.is_relative_to(root) for root in self.paths)
 
-    def name_of(self, path: Path) -> str:
-        """The name under which `resolve` finds the path that it returned.
-
-        Raises:
-            AccessRefused: It lies outside the roots.
-        """
-        for root in self.paths:
-            if path.is_relative_to(root):
-                return str(PurePosixPath(path.relative_to(root)))
-        raise AccessRefused(f"{path.name} lies outside the configured roots")
-
     def list(self) -> tuple[str, ...]:
         """Names of the checkpoints under the roots, sorted.
 

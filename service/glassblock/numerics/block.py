@@ -4,7 +4,7 @@ The wirings are those of `glassblock.numerics.wiring`.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -144,30 +144,6 @@ def common_dtype(x: Tensor, sublayer: Tensor | FeedForward | None, wiring: Wirin
     for tensor in tensors:
         common = torch.promote_types(common, tensor.dtype)
     return common
-
-
-def check_block_input(x: Float[Tensor, "*batch d"], width: int, *, field: str = "x") -> None:
-    """Refuse an input that no block can read.
-
-    Raises:
-        InvalidValue: It is empty, its last axis is not `width`, or it holds NaN or an infinity (the first is named).
-    """
-    if x.shape[-1:] != (width,):
-        raise InvalidValue(
-            f"the input has shape {list(x.shape)} and the block is {width} wide",
-            hint="The last axis is the model width.",
-            field=field,
-        )
-    if x.numel() == 0:
-        raise InvalidValue(f"the input of shape {list(x.shape)} is empty", hint="Give at least one row.", field=field)
-    rows = (~x.isfinite()).nonzero()
-    if len(rows) > 0:
-        index = cast("list[int]", rows[0].tolist())
-        raise InvalidValue(
-            f"the input holds {len(rows)} numbers that are not finite, the first at {index}: {x[tuple(index)].item()}",
-            hint="Every number must be finite.",
-            field=field,
-        )
 
 
 def _run(

@@ -9,6 +9,7 @@ PY ?= $(VENV)/bin/python
 GLASSBLOCK ?= $(VENV)/bin/glassblock
 CHECKPOINTS ?= examples
 PORT ?= 8080
+BENCHMARKS ?= cold_block tensor_wire audit_speed
 
 SERVICE := $(VENV)/.service-installed
 DEV := $(VENV)/.dev-installed
@@ -35,7 +36,7 @@ demo: $(SERVICE) ## audit the shipped example, plant a swap in a copy, audit tha
 	$(GLASSBLOCK) demo
 
 test: $(DEV) ## unit tests, under two minutes
-	$(ONE_THREAD) $(PYTEST) -n 2 -m 'not real and not evidence and not gpu'
+	$(ONE_THREAD) $(PYTEST) -n 2 -m 'not real and not gpu'
 
 check: $(DEV) ## lint, format, layers, types
 	$(PY) -m ruff check .
@@ -51,11 +52,13 @@ ci: ## check, test and real; what .ci/run runs
 	$(MAKE) test
 	$(MAKE) real
 
-evidence: $(DEV) ## the long proofs
-	$(PY) -m pytest -m evidence
+evidence: $(DEV) ## the long proofs, written to docs/evidence
+	@set -e; for name in null_study power tiny_training; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
 
-bench: $(DEV) ## every benchmark, one after the other
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(PY) "$$file"; done
+bench: $(DEV) ## every benchmark, one after the other; writes benchmarks/RESULTS.md
+	@set -e; echo "# Results of make bench" > benchmarks/RESULTS.md.new; \
+	for name in $(BENCHMARKS); do PYTHONPATH=tools $(PY) benchmarks/$$name.py | tee -a benchmarks/RESULTS.md.new; done
+	mv benchmarks/RESULTS.md.new benchmarks/RESULTS.md
 
 serve: $(SERVICE) ## the service on 127.0.0.1 (CHECKPOINTS=folder, PORT=8080)
 	$(GLASSBLOCK) serve --checkpoints $(CHECKPOINTS) --port $(PORT)

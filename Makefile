@@ -57,7 +57,8 @@ evidence: $(DEV) ## the long proofs, written to docs/evidence
 
 bench: $(DEV) ## every benchmark, one after the other; writes benchmarks/RESULTS.md
 	@set -e; echo "# Results of make bench" > benchmarks/RESULTS.md.new; \
-	for name in $(BENCHMARKS); do PYTHONPATH=tools $(PY) benchmarks/$$name.py | tee -a benchmarks/RESULTS.md.new; done
+	for name in $(BENCHMARKS); do PYTHONPATH=tools $(PY) benchmarks/$$name.py >> benchmarks/RESULTS.md.new; done
+	@cat benchmarks/RESULTS.md.new
 	mv benchmarks/RESULTS.md.new benchmarks/RESULTS.md
 
 serve: $(SERVICE) ## the service on 127.0.0.1 (CHECKPOINTS=folder, PORT=8080)

@@ -305,7 +305,8 @@ def write(model: LlamaForCausalLM, directory: Path) -> int:
     (directory / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     file = directory / "model.safetensors"
     tensors = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
-    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    # Not `save_file`, which keeps the file to its owner: this one is served and mounted.
+    file.write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     return file.stat().st_size
 
 

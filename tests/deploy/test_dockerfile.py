@@ -1,6 +1,7 @@
 """The Dockerfile: a linter agrees, no root, all it copies is let through, every setting is one the service has."""
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -75,6 +76,25 @@ def test_every_setting_in_the_image_is_a_setting_of_the_service() -> None:
     settings = {f"GLASSBLOCK_{name.upper()}" for name in Settings.model_fields}
     given = {name for name in image().environment if name.startswith("GLASSBLOCK_")}
     assert given <= settings | LAID_OUT
+
+
+def test_every_setting_of_the_service_is_documented_with_its_value_in_the_image() -> None:
+    rows = [
+        line for line in (ROOT / "docs" / "docker.md").read_text().splitlines() if line.startswith("| `GLASSBLOCK_")
+    ]
+    documented = {name for row in rows for name in re.findall(r"`(GLASSBLOCK_\w+)`", row)}
+    assert documented == {f"GLASSBLOCK_{name.upper()}" for name in Settings.model_fields} | LAID_OUT
+    for row in rows:
+        names = re.findall(r"`(GLASSBLOCK_\w+)`", row.split("|")[1])
+        cell = row.split("|")[2]
+        given = [image().environment.get(name) for name in names]
+        if "not set" in cell:
+            assert given == [None]
+            assert re.findall(r"\d+", cell) == re.findall(
+                r"\d+", str(Settings.model_fields[names[0][11:].lower()].default)
+            )
+        else:
+            assert re.findall(r"`([^`]+)`", cell) == given
 
 
 def test_all_that_is_copied_exists_and_is_let_through_to_the_builder() -> None:

@@ -52,8 +52,9 @@ def main() -> None:
             try:
                 _build(given.base or (debian_base() if own else "python:3.11-slim"), folder)
                 _check_image()
-                _check_container()
-                _check_compose(folder)
+                checkpoints = _copied_example(folder)
+                _check_container(checkpoints)
+                _check_compose(folder, checkpoints)
             finally:
                 if not given.keep:
                     attempt("image", "rm", "--force", IMAGE)
@@ -74,13 +75,13 @@ def _check_image() -> None:
     _check("and names the way out", "GLASSBLOCK_ALLOW_OPEN=1" in said)
 
 
-def _check_container() -> None:
+def _check_container(checkpoints: Path) -> None:
     port = _free_port()
     name = f"{IMAGE}-{port}"
     docker(
         *f"run --detach --name {name} --network host --restart unless-stopped".split(),
         *["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"],
-        *("--volume", f"{ROOT / 'examples'}:/checkpoints:ro"),
+        *("--volume", f"{checkpoints}:/checkpoints:ro"),
         *("--env", f"GLASSBLOCK_PORT={port}", "--env", "GLASSBLOCK_HOST=127.0.0.1"),
         IMAGE,
     )
@@ -103,7 +104,7 @@ def _check_container() -> None:
         _check("no traceback in its log", "Traceback" not in attempt("logs", name)[1])
 
 
-def _check_compose(folder: Path) -> None:
+def _check_compose(folder: Path, checkpoints: Path) -> None:
     """The compose file's own service, without a GPU; only the network differs, an engine of our own has no bridge."""
     port = _free_port()
     override = folder / "override.yml"
@@ -124,8 +125,9 @@ services:
         *("--file", str(ROOT / "docker-compose.yml"), "--file", str(override)),
         *("--project-name", IMAGE, "--profile", "cpu"),
     ]
+    told = os.environ | {"CHECKPOINTS": str(checkpoints)}
     try:
-        subprocess.run([*compose, "up", "--no-build", "--wait", "--wait-timeout", "90"], check=True)
+        subprocess.run([*compose, "up", "--no-build", "--wait", "--wait-timeout", "90"], env=told, check=True)
         _check("compose: up and healthy", _state(f"{IMAGE}-compose")["Health"]["Status"] == "healthy")
         _check_audit(port)
     except BaseException:
@@ -133,7 +135,7 @@ services:
         raise
     finally:
         started = time.monotonic()
-        subprocess.run([*compose, "down", "--volumes", "--remove-orphans"], check=True)
+        subprocess.run([*compose, "down", "--volumes", "--remove-orphans"], env=told, check=True)
     took = time.monotonic() - started
     _check(f"compose: down ({took:.1f} s)", took < 10)
 
@@ -155,6 +157,16 @@ def _check_audit(port: int) -> None:
 
     until("the audit has its report", lambda: report() is not None, seconds=60)
     _check("the example passes", (report() or {})["verdict"] == "pass")
+
+
+def _copied_example(folder: Path) -> Path:
+    """A folder of checkpoints that the image's user can read, whatever the modes in the working tree are."""
+    folder.chmod(0o755)
+    copy = folder / "checkpoints" / EXAMPLE
+    copy.mkdir(parents=True)
+    for file in (ROOT / "examples" / EXAMPLE).iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy.parent
 
 
 def _build(base: str, folder: Path) -> None:

@@ -1,0 +1,65 @@
+"""No memory left: the caller is told to come back, the service goes on, and nothing of the attempt stays behind."""
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from glassblock.audit import gather
+from glassblock.errors import NoRoom
+from glassblock_client import Client, Sample
+from makers import Tiny, tiny_checkpoint
+from safetensors.torch import save
+
+# Few weights, and one row of two numbers becomes four million hidden ones.
+FLAT = Tiny(hidden=2, intermediate=2**22, layers=1, heads=1, kv_heads=1, head_dim=2, vocab=4)
+
+
+def test_a_batch_larger_than_any_memory_is_told_to_come_back(http: httpx.Client, client: Client, root: Path) -> None:
+    tiny_checkpoint("llama", root / "flat", tiny=FLAT, dtype=torch.bfloat16)
+    # The gate alone would take 2^47 bytes, all that an address can name: refused whatever the machine promises.
+    x = torch.ones(2**23, 2).to(torch.float8_e4m3fn)
+    body = save({"x": x}, metadata={"request": json.dumps({"checkpoint": "flat", "layer": 0})})
+    answer = http.post("/v1/blocks/run", content=body, headers={"Content-Type": "application/x-safetensors"})
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["code"] == "no-room"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert client.run_block("llama", 0, x=np.ones((1, 48), np.float32)).answer.stages
+
+
+def test_the_devices_own_word_for_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("glassblock.operations.block_runs.run_block", out_of_memory)
+        with pytest.raises(NoRoom) as refused:
+            client.run_block("llama", 0, sample=Sample(rows=1))
+    assert refused.value.retry_after is not None
+    assert client.run_block("llama", 0, sample=Sample(rows=1)).answer.stages
+
+
+def test_an_audit_that_failed_lets_go_of_its_tensors(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is remembered, and so is its error: with it, not the weights that it was looking at."""
+    read: list[weakref.ref[torch.Tensor]] = []
+    read_tensor = gather.read_tensor
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        tensor = read_tensor(*arguments)
+        read.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(gather, "read_tensor", noted)
+    monkeypatch.setattr(gather, "gate_up_evidence", out_of_memory)
+    with pytest.raises(NoRoom):
+        client.audit_checkpoint("llama")
+    gc.collect()
+    assert client.audits().audits[0].state == "failed"
+    assert len(read) == 3
+    assert [tensor() is None for tensor in read] == [True, True, True]
+
+
+def out_of_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory.")

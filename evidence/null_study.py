@@ -30,7 +30,7 @@ from glassblock.numerics.sign_bound import log10_tail_bound, row_moments
 from glassblock.numerics.sign_symmetry import NOISE, SignedRows, SymmetryTest, Ties, certified, fair_signs, randomised
 from glassblock.numerics.unit_rows import UnitRows, centred_unit_rows, product_rows
 from layers import LAYERS, SOURCE, Weights, smollm2_layers
-from record import Promise, publish, table
+from record import Promise, publish, short, table
 from torch import Tensor
 
 LEVEL = family_wise_level(2 * LAYERS)  # gate and up of every layer, as the audit counts them
@@ -182,10 +182,10 @@ def report(studied: Sequence[Layer], tossed: Counter[float]) -> int:
     by_layer = [uniformity_p(layer.p_values["up"]) for layer in studied]
     promises = [
         Promise("no false verdict, under any names", f"{sum(wrong.values())} of {4 * copies}", not any(wrong.values())),
-        Promise(f"T(up) never certified at {LEVEL:.2g}", f"{rejected} of {copies}", rejected == 0),
+        Promise(f"T(up) never certified at {short(LEVEL)}", f"{rejected} of {copies}", rejected == 0),
         Promise(
             "of N tosses no more than N p are certified at p, for every p below",
-            f"{tossed[LEVEL]} of {tosses:,} at {LEVEL:.2g}",
+            f"{tossed[LEVEL]} of {tosses:,} at {short(LEVEL)}",
             all(tossed[level] <= level * tosses for level in LEVELS),
         ),
         Promise(
@@ -202,7 +202,7 @@ def report(studied: Sequence[Layer], tossed: Counter[float]) -> int:
         Promise("95 of 100 exchanged copies are convicted", f"{convicted} of {copies}", convicted >= 0.95 * copies),
     ]
     says = (
-        f"{copies:,} copies of real layers of {SOURCE}, signs tossed, judged at {LEVEL:.2g}: a family-wise error of "
+        f"{copies:,} copies of real layers of {SOURCE}, signs tossed, judged at {short(LEVEL)}: a family-wise error of "
         f"1e-3 over the {2 * LAYERS} projections of a checkpoint, as in the audit; {DRAWS} sign draws. No tensor of "
         "it has tied neurons."
     )
@@ -220,9 +220,9 @@ def report(studied: Sequence[Layer], tossed: Counter[float]) -> int:
             ("certified p at or below", "tosses", "share", "p / share"),
             (
                 (
-                    f"{level:.2g}",
+                    short(level),
                     tossed[level],
-                    f"{tossed[level] / tosses:.2e}",
+                    short(tossed[level] / tosses),
                     conservatism(level, tossed[level] / tosses),
                 )
                 for level in LEVELS

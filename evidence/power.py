@@ -14,11 +14,12 @@ import torch
 from glassblock.numerics.gate_or_up import Verdict, gate_up_evidence, judge
 from glassblock.numerics.sign_symmetry import NOISE
 from layers import LAYERS, NEURONS, SOURCE, Weights, smollm2_layers
-from record import Promise, publish, table
+from record import Promise, publish, short, table
 from torch import Tensor
 
 LEVEL = 5e-6  # 1e-3 over 200 tensors
 SUBSETS = {64: 20, 128: 20, 256: 10, 512: 4, NEURONS: 1}  # neurons: random subsets of each layer
+ENOUGH = 256  # neurons
 GROUP = 32  # entries that share a 4-bit scale
 
 
@@ -102,10 +103,9 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
     false = sum(counts.false for counts in counted.values())
     judgements = 2 * sum(counts.subsets for counts in counted.values())
     whole = [counts for (_, neurons), counts in counted.items() if neurons == NEURONS]
-    quarter = [counts for (_, neurons), counts in counted.items() if neurons in (256, 512)]
+    enough = [counts for (_, neurons), counts in counted.items() if neurons >= ENOUGH]
     rejected, found = (
-        sum(getattr(counts, name) for counts in quarter) / sum(counts.subsets for counts in quarter)
-        for name in ("gate_rejected", "swap_found")
+        min(getattr(counts, name) / counts.subsets for counts in enough) for name in ("gate_rejected", "swap_found")
     )
     least = min(counts.gate_rejected for counts in whole)
     promises = [
@@ -115,12 +115,16 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
             f"{least} of {LAYERS}",
             least == LAYERS,
         ),
-        Promise("256 and 512 neurons: the gate is rejected in 95 of 100", f"{100 * rejected:.1f} %", rejected >= 0.95),
-        Promise("and the swap is found in 90 of 100", f"{100 * found:.1f} %", found >= 0.90),
+        Promise(
+            f"from {ENOUGH} neurons the gate is rejected in 95 of 100, however treated",
+            f"lowest {100 * rejected:.1f} %",
+            rejected >= 0.95,
+        ),
+        Promise("and the swap is found in 90 of 100", f"lowest {100 * found:.1f} %", found >= 0.90),
     ]
     says = (
-        f"Random subsets of the neurons of the {LAYERS} layers of {SOURCE}, certified at {LEVEL:.0e} with 199 sign "
-        "draws. The same subsets under every treatment; the whole matrices are treated, and then neurons chosen."
+        f"Random subsets of the neurons of the {LAYERS} layers of {SOURCE}, certified at {short(LEVEL)} with 199 sign "
+        "draws. The whole matrices are treated, then neurons chosen, the same under every treatment. Subsets of a layer overlap."
     )
     sections = (
         "## Subsets\n",

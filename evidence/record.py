@@ -39,6 +39,11 @@ def versions() -> str:
     return f"glassblock {glassblock.__version__}, torch {plain}, Python {platform.python_version()}"
 
 
+def short(number: float) -> str:
+    """Two digits: 0.1, 1.7e-5."""
+    return f"{number:.2g}".replace("e-0", "e-")
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; the first column is text, the others are aligned to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from glassblock.numerics.gate_or_up import GateUpEvidence, Verdict, gate_up_evidence, judge
-from record import ROOT, Promise, publish, table
+from record import ROOT, Promise, publish, short, table
 from torch import nn
 
 SEEDS = (0, 1, 2)
@@ -60,7 +60,7 @@ def report(rows: list[Row]) -> int:
     false = named.count(Verdict.SWAPPED) + sum(row.exchanged is Verdict.AS_NAMED for row in rows)
     promises = [
         Promise(
-            f"the gate is certified at {LEVEL:.0e} in every layer",
+            f"the gate is certified at {short(LEVEL)} in every layer",
             f"{certified} of {len(rows)}",
             certified == len(rows),
         ),

@@ -64,6 +64,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (STATISTICS, {"x": [[3, 3, 3]], "eps": 0}, 422, "invalid-value", "x", "does not vary"),
     (STATISTICS, {"x": [[1, 2], [0, 0]], "eps": 0}, 422, "invalid-value", "x", "[1]"),
     (STATISTICS, {"x": [[1, 2]], "eps": 1e-5, "gain": [1, 1, 1]}, 422, "invalid-value", "gain", "3"),
+    (STATISTICS, {"x": [[1, 2]], "eps": 1e-5, "offset": 1}, 422, "invalid-value", "offset", "gain"),
     (STATISTICS, {"x": [[1, 2]], "eps": 1e-5, "layer": 3}, 422, "invalid-value", "layer", "checkpoint"),
     (STATISTICS, {"checkpoint": "llama", "layer": 0, "x": X}, 422, "invalid-value", "norm", "missing"),
     (STATISTICS, {"checkpoint": "llama", "norm": "ffn_in", "x": X}, 422, "invalid-value", "layer", "missing"),

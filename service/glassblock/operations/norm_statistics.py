@@ -49,6 +49,8 @@ def _of_posted(
         if gain.ndim != 1:
             raise InvalidValue(f"gain has shape {list(gain.shape)}", field="gain", hint="one number per channel")
         require_last_axis("gain", gain, x.shape[-1], "the width of x")
+    elif request.offset:
+        raise InvalidValue("offset is added to a gain, and none is given", field="offset", hint="post the stored gain")
     source = Sourced(value=eps, source="request")
     return _answered(x, gain, request.offset, source, dense=request.jacobian)
 
@@ -89,10 +91,9 @@ def _answered(
 ) -> Reply[wire.NormStatisticsAnswer]:
     d = x.shape[-1]
     epsilon = cast("float", eps.value)
+    # The plain arithmetics get gain + offset already added, so that both Jacobians see the gain in use.
     ones = torch.ones(d, dtype=torch.float64, device=x.device)
-    stored = ones - offset if gain is None else gain.to(torch.float64)
-    # The plain arithmetics carry gain + offset already added, so that both Jacobians see the gain in use.
-    in_use = stored + offset
+    in_use = ones if gain is None else gain.to(torch.float64) + offset
     rms = Norm(norm_kind_named("rms_llama"), in_use, None, epsilon)
     layer = Norm(norm_kind_named("layernorm_nobias"), in_use, None, epsilon)
     wide = x.to(torch.float64)

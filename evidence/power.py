@@ -124,7 +124,8 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
     ]
     says = (
         f"Random subsets of the neurons of the {LAYERS} layers of {SOURCE}, certified at {short(LEVEL)} with 199 sign "
-        "draws. The whole matrices are treated, then neurons chosen, the same under every treatment. Subsets of a layer overlap."
+        "draws. The whole matrices are treated, then neurons chosen, the same under every treatment. Subsets of a "
+        "layer overlap."
     )
     sections = (
         "## Subsets\n",

@@ -68,6 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (STATISTICS, {"x": [[1, 2]], "eps": 1e-5, "layer": 3}, 422, "invalid-value", "layer", "checkpoint"),
     (STATISTICS, {"checkpoint": "llama", "layer": 0, "x": X}, 422, "invalid-value", "norm", "missing"),
     (STATISTICS, {"checkpoint": "llama", "norm": "ffn_in", "x": X}, 422, "invalid-value", "layer", "missing"),
+    (STATISTICS, {"checkpoint": "llama", "layer": 9, "norm": "final", "x": X}, 422, "invalid-value", "layer", "final"),
     (STATISTICS, {"checkpoint": "olmo2", "layer": 0, "norm": "ffn_in", "x": X}, 422, "invalid-value", "norm", "olmo2"),
     (COMPARE, {"x": [1, 2], "matrix": [[1, 0]], "eps": 1e-5}, 422, "invalid-value", "matrix", "[1, 2]"),
     (COMPARE, {"x": [1, 2], "eps": 1e-5}, 422, "invalid-value", "matrix", "missing"),

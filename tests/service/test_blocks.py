@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.errors import InvalidValue
 from glassblock.wire.blocks import ALL_STAGES
 from glassblock_client import Client, Overrides, Sample
 from makers import tiny_checkpoint
@@ -209,3 +210,13 @@ def test_posted_types_are_widened_exactly(http: httpx.Client, dtype: torch.dtype
     answer = http.post("/v1/blocks/run", content=body, headers={"Content-Type": "application/x-safetensors"})
     assert answer.status_code == 200, answer.text
     assert torch.equal(torch.tensor(answer.json()["tensors"]["x"], dtype=torch.float32), x.to(torch.float32))
+
+
+@pytest.mark.parametrize("placement", ["post", "sandwich", "branch-output"])
+def test_a_later_norm_that_divides_by_zero_is_refused(client: Client, root: Path, placement: str) -> None:
+    silent = {f"model.layers.0.mlp.{name}_proj.weight": torch.zeros(112, 48) for name in ("gate", "up")}
+    tiny_checkpoint("llama", root / "silent", tensors=silent)
+    x = np.zeros((2, 48), np.float32) if placement == "post" else rows(2)
+    with pytest.raises(InvalidValue, match=r"row \[0\]") as refused:
+        client.run_block("silent", 0, x=x, overrides=Overrides(placement=placement, eps=0.0))  # pyright: ignore[reportArgumentType]
+    assert refused.value.field == "overrides.eps"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from glassblock.errors import GlassblockError, InternalFault, NoRoom, NotReady, UnknownAudit
 from glassblock.operations.audits import AuditStopped, Operation
 from glassblock.wire.audits import ENDED, Audit, AuditRequest, JobState, Progress, Report
-from glassblock.wire.problems import problem_from_error
+from glassblock.wire.problems import Problem, error_from_problem, problem_from_error
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class _Job:
     state: JobState = "queued"
     progress: Progress = field(default_factory=lambda: Progress(done=0, total=0))
     report: Report | None = None
-    error: GlassblockError | None = None
+    problem: Problem | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
 
 
@@ -88,8 +88,8 @@ class AuditJobs:
         """
         with self._lock:
             job = self._find(audit_id)
-        if job.error is not None:
-            raise job.error
+        if job.problem is not None:
+            raise error_from_problem(job.problem)
         if job.report is None:
             raise NotReady(f"audit {audit_id} is {job.state}", hint="ask again when its state is 'succeeded'")
         return job.report
@@ -140,7 +140,9 @@ class AuditJobs:
     ) -> None:
         with self._lock:
             if job.state not in ENDED:
-                job.state, job.report, job.error = state, report, error
+                job.state, job.report = state, report
+                # Not the error itself: its traceback would hold the tensors that were being looked at.
+                job.problem = error and problem_from_error(error, self._status_of(error))
 
     def _find(self, audit_id: str) -> _Job:
         try:
@@ -154,12 +156,11 @@ class AuditJobs:
             del self._jobs[audit_id]
 
     def _told(self, job: _Job, *, whole: bool = True) -> Audit:
-        error = job.error
         return Audit(
             id=job.id,
             state=job.state,
             checkpoint=job.request.checkpoint,
             progress=job.progress,
             report=job.report if whole else None,
-            problem=error and problem_from_error(error, self._status_of(error)).model_dump(exclude_none=True),
+            problem=job.problem and job.problem.model_dump(exclude_none=True),
         )

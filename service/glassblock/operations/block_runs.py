@@ -59,6 +59,7 @@ def run(store: CheckpointStore, request: BlockRunRequest, tensors: Mapping[str, 
         check_norm_defined(x, changed.wiring.input_norm, field="x")
     until = "normed" if WITHOUT_WEIGHTS.issuperset(request.capture) else "output"
     stages = run_block(x, changed.feed_forward, changed.wiring, until=until, dtype=dtype)
+    _check_norms_defined(stages, changed.wiring)
     captured: dict[Stage, Tensor] = {
         name: tensor for name, tensor in _present(stages).items() if name in request.capture
     }
@@ -87,6 +88,21 @@ def run(store: CheckpointStore, request: BlockRunRequest, tensors: Mapping[str, 
     native = request.dtype == "native"
     returned = {str(name): tensor if native else tensor.to(torch.float32) for name, tensor in captured.items()}
     return Reply(answer, returned, nest_under="tensors")
+
+
+def _check_norms_defined(stages: Stages, wiring: Wiring) -> None:
+    """With eps 0, no norm after the input's may meet a row on which it divides by zero."""
+    if stages.output is None:
+        return
+    for norm, read in ((wiring.output_norm, stages.down), (wiring.residual_norm, _stream(stages, wiring))):
+        if norm is not None and norm.eps == 0 and read is not None:
+            check_norm_defined(read, norm, field="overrides.eps")
+
+
+def _stream(stages: Stages, wiring: Wiring) -> Tensor | None:
+    if stages.x is None or stages.contribution is None:
+        return None
+    return wiring.residual_scale * stages.x + stages.contribution
 
 
 def _present(stages: Stages) -> dict[Stage, Tensor]:

@@ -30,6 +30,9 @@ from glassblock.wire.values import SCHEMA_VERSION
 
 Tensors = Mapping[str, WireTensor]
 
+_CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
+"""How torch says on the CPU, as a plain RuntimeError, that there is no memory."""
+
 
 class Operations:
     """What the service can do with the checkpoints of one store."""
@@ -115,7 +118,7 @@ class _device_memory:  # noqa: N801  a context manager reads like a word of the 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in str(error):
             torch.cuda.empty_cache()
             raise NoRoom(
                 "the device has no memory for this", hint="send fewer rows, or later", retry_after=5

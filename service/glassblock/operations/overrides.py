@@ -72,10 +72,10 @@ def rewired(wiring: Wiring, placement: Placement, width: int) -> tuple[Wiring, l
         case Placement.SANDWICH:
             if branch_end is None:
                 branch_end = _unit(main, width)
-                notes.append("sandwich: the block has one norm; the one on the branch's output multiplies by one")
+                notes.append("sandwich: there is one norm; the one on the branch's output multiplies by one")
             elif main is branch_end:
                 main = _unit(branch_end, width)
-                notes.append("sandwich: the block has one norm; the one on the branch's input multiplies by one")
+                notes.append("sandwich: there is one norm; the one on the branch's input multiplies by one")
             places = {"input_norm": main, "output_norm": branch_end}
     given = sum(norm is not None for norm in wiring.norms)
     if given > len(places):

@@ -54,8 +54,8 @@ class DtypeFit(Answer):
 class NormJacobians(Answer):
     """Closed form, [..., d, d]: row i, column j holds d y_i / d x_j."""
 
-    rmsnorm: Tensorial = None
-    layernorm: Tensorial = None
+    rmsnorm: Nested
+    layernorm: Nested
 
 
 class NormStatisticsAnswer(Answer):

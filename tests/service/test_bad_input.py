@@ -16,6 +16,7 @@ RUN = "/v1/blocks/run"
 STATISTICS = "/v1/norms/statistics"
 COMPARE = "/v1/residuals/compare"
 X = [[0.5] * 48]
+NO_GAIN = {"norm_kind": "rms_noweight", "norm_offset": 1}
 
 
 def run(**fields: Any) -> dict[str, Any]:
@@ -40,11 +41,23 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (RUN, run(x=None, sample={"rows": 97}), 422, "invalid-value", "sample.rows", "97"),
     (RUN, run(x=None, sample={"rows": 0}), 422, "invalid-value", "sample.rows", "greater"),
     (RUN, run(overrides={"eps": -1e-6}), 422, "invalid-value", "overrides.eps", "-1e-06"),
-    (RUN, run(overrides={"eps": "NaN"}), 422, "invalid-value", "overrides.eps", "nan"),
-    (RUN, run(overrides={"eps": "Infinity"}), 422, "invalid-value", "overrides.eps", "inf"),
+    (RUN, run(overrides={"eps": "1e-5"}), 422, "invalid-value", "overrides.eps", "number"),
+    (RUN, run(overrides={"eps": True}), 422, "invalid-value", "overrides.eps", "number"),
+    (RUN, run(overrides={"eps": float("nan")}), 422, "invalid-value", "overrides.eps", "nan"),
+    (RUN, run(overrides={"eps": float("inf")}), 422, "invalid-value", "overrides.eps", "inf"),
+    (RUN, run(overrides={"swap": 1}), 422, "invalid-value", "overrides.swap", "boolean"),
+    (
+        RUN,
+        run(overrides={"norm_kind": "rms_noweight", "norm_offset": 1}),
+        422,
+        "invalid-value",
+        "overrides.norm_offset",
+        "gain",
+    ),
+    (RUN, run(x=[[True, *[0.5] * 47]]), 422, "invalid-value", "x", "number"),
     (RUN, run(overrides={"activation": "silux"}), 422, "invalid-value", "overrides.activation", "silux"),
     (RUN, run(overrides={"norm_kind": "rms"}), 422, "invalid-value", "overrides.norm_kind", "rms"),
-    (RUN, run(overrides={"norm_offset": "NaN"}), 422, "invalid-value", "overrides.norm_offset", "finite"),
+    (RUN, run(overrides={"norm_offset": float("nan")}), 422, "invalid-value", "overrides.norm_offset", "finite"),
     (RUN, run(overrides={"placement": "before"}), 422, "invalid-value", "overrides.placement", "pre"),
     (RUN, run(overrides={"width": 113}), 422, "invalid-value", "overrides.width", "113"),
     (RUN, run(overrides={"dtype": "int8"}), 422, "invalid-value", "overrides.dtype", "float32"),
@@ -59,7 +72,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (RUN, run(checkpoint="/etc/passwd"), 403, "access-refused", "checkpoint", "roots"),
     (RUN, run(checkpoint="llama\x00"), 422, "invalid-value", "checkpoint", "control character"),
     (STATISTICS, {"x": [[1, 2]], "eps": -1}, 422, "invalid-value", "eps", "-1"),
-    (STATISTICS, {"x": [[1, 2]], "eps": "NaN"}, 422, "invalid-value", "eps", "nan"),
+    (STATISTICS, {"x": [[1, 2]], "eps": float("inf")}, 422, "invalid-value", "eps", "inf"),
     (STATISTICS, {"x": [[1, 2]]}, 422, "invalid-value", "eps", "missing"),
     (STATISTICS, {"x": [[3, 3, 3]], "eps": 0}, 422, "invalid-value", "x", "does not vary"),
     (STATISTICS, {"x": [[1, 2], [0, 0]], "eps": 0}, 422, "invalid-value", "x", "[1]"),
@@ -77,6 +90,18 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("/v1/budgets", {"d_model": [8, 16], "d_ff": [8, 16], "kind": "plain"}, 422, "invalid-value", "d_ff", "both lists"),
     ("/v1/budgets", {"d_model": 8, "d_ff": 0, "kind": "plain"}, 422, "invalid-value", "d_ff", "greater"),
     ("/v1/audits", {"checkpoint": "absent"}, 404, "unknown-checkpoint", "checkpoint", "absent"),
+    ("/v1/audits", {"checkpoint": "llama", "rules": ["nope"]}, 422, "invalid-value", "rules", "nope"),
+    ("/v1/audits", {"checkpoint": "llama", "rules": []}, 422, "invalid-value", "rules", "at least 1"),
+    ("/v1/audits", {"checkpoint": "llama", "family": "nope"}, 409, "unknown-family", None, "nope"),
+    (
+        STATISTICS,
+        {"x": [[1, 2]], "gain": [1, 1], "eps": 1, "offset": float("nan")},
+        422,
+        "invalid-value",
+        "offset",
+        "finite",
+    ),
+    (COMPARE, {"x": [[1, 2]] * 257, "matrix": [[1, 0], [0, 1]], "eps": 1}, 413, "too-large", "x", "257"),
     ("/v1/audits", {"checkpoint": "../x"}, 403, "access-refused", "checkpoint", "roots"),
     ("/v1/audits", {"checkpoint": "llama", "rule": "x"}, 422, "invalid-value", "rule", "Extra"),
 ]
@@ -168,9 +193,27 @@ def test_a_body_over_the_limit_is_refused_unread(http: httpx.Client) -> None:
     assert_still_answers(http)
 
 
+def test_repeated_names_are_refused(http: httpx.Client) -> None:
+    body = '{"checkpoint": "llama", "layer": 1, "layer": 0}'
+    response = http.post(RUN, content=body, headers={"Content-Type": "application/json"})
+    assert_problem(response, 422, "invalid-value", "twice")
+    header = b'{"__metadata__":{"request":"{}"},"x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
+    header += b'"x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    framed = len(header).to_bytes(8, "little") + header
+    response = http.post(RUN, content=framed, headers={"Content-Type": "application/x-safetensors"})
+    assert_problem(response, 422, "invalid-value", "twice")
+
+
+def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert_problem(http.post(RUN, content=b"x", headers=headers), 415, "unsupported-content", "gzip")
+
+
 def test_no_such_path_and_no_such_method(http: httpx.Client) -> None:
     assert_problem(http.get("/v1/block/run"), 404, "unknown-route", "no such path")
-    assert_problem(http.get(RUN), 405, "unknown-route", "no such method")
+    refused = http.get(RUN)
+    assert_problem(refused, 405, "unknown-route", "no such method")
+    assert refused.headers["allow"] == "POST"
     assert_problem(http.get("/v1/audits/nonesuch"), 404, "unknown-audit", "nonesuch")
     assert_problem(http.get("/v1/audits/nonesuch/report"), 404, "unknown-audit", "nonesuch")
 

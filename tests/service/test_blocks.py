@@ -220,3 +220,31 @@ def test_a_later_norm_that_divides_by_zero_is_refused(client: Client, root: Path
     with pytest.raises(InvalidValue, match=r"row \[0\]") as refused:
         client.run_block("silent", 0, x=x, overrides=Overrides(placement=placement, eps=0.0))  # pyright: ignore[reportArgumentType]
     assert refused.value.field == "overrides.eps"
+
+
+def test_a_made_up_norm_multiplies_by_one_in_the_arithmetic_asked_for(client: Client) -> None:
+    for changed in ({"norm_kind": "rms_plus1"}, {"norm_offset": -1.0}, {}):
+        run = client.run_block("llama", 0, x=rows(), overrides=Overrides(placement="sandwich", eps=1e-30, **changed))
+        assert any("multiplies by one" in note for note in run.answer.notes)
+        assert run.answer.stages["contribution"].rms == pytest.approx(1.0)
+
+
+def test_a_pinned_block_follows_its_config(client: Client, root: Path) -> None:
+    tiny_checkpoint("llama", root / "repinned")
+    client.pin("repinned")
+    tiny_checkpoint("llama", root / "repinned", config={"hidden_act": "relu", "rms_norm_eps": 1e-3})
+    answer = client.run_block("repinned", 0, x=rows()).answer
+    assert (answer.activation.value, answer.eps["input"].value) == ("relu", 1e-3)
+    assert answer.read.bytes > 0
+    client.evict("repinned")
+
+
+def test_a_mean_square_that_overflows_is_told(client: Client) -> None:
+    run = client.run_block("llama", 0, x=np.full((2, 48), 1e30, np.float32))
+    assert any("overflows float32" in note for note in run.answer.notes)
+    assert run.answer.stages["normed"].rms == 0.0
+
+
+def test_what_a_norm_kind_leaves_out_is_told(client: Client) -> None:
+    notes = client.run_block("gpt2", 0, x=rows(), overrides=Overrides(norm_kind="rms_llama")).answer.notes
+    assert any("bias" in note for note in notes)

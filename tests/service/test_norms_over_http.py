@@ -328,3 +328,9 @@ def test_the_declared_epsilon_is_refused_where_it_is_zero_and_the_row_too(client
 def test_a_checkpoint_brings_its_own_gain(client: Client, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match="gain and offset come from the checkpoint"):
         client.norm_statistics(checkpoint="llama", layer=0, norm="ffn_in", x=some_rows(1, 48), **given)
+
+
+def test_a_row_whose_squares_leave_float64(http: httpx.Client) -> None:
+    answer = statistics(http, x=[[1e200, 1.0]], eps=1e-5)
+    assert answer["rms"][0] == pytest.approx(1e200 / np.sqrt(2))
+    assert answer["rmsnorm"][0] == pytest.approx([np.sqrt(2), 0.0])

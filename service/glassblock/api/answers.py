@@ -45,7 +45,9 @@ def answer_http_exception(_: Request, error: Exception) -> Response:
     """What the router itself refuses: no such path, or no such method on it."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = "no such method on this path" if status == 405 else "no such path"
-    return answer_error(errors.UnknownRoute(message, hint="see GET /openapi.json"), status=status)
+    answer = answer_error(errors.UnknownRoute(message, hint="see GET /openapi.json"), status=status)
+    answer.headers.update(error.headers or {} if isinstance(error, HTTPException) else {})
+    return answer
 
 
 def answer_defect(request: Request, error: Exception) -> Response:

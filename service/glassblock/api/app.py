@@ -1,6 +1,6 @@
 """The ASGI application: routes made from the endpoint table, errors from the answer table."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ import anyio
 import anyio.to_thread
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -21,7 +22,13 @@ from glassblock.errors import GlassblockError
 from glassblock.jobs.audits import AuditJobs
 from glassblock.operations.operations import Operations
 from glassblock.operations.store import CheckpointStore
-from glassblock.wire.endpoints import ENDPOINTS
+from glassblock.wire.endpoints import ENDPOINTS, Nothing
+
+LIGHT_THREADS = 8
+"""Threads for what only looks: health, lists, tables, jobs."""
+
+MAX_MESSAGE_BYTES = 16 * MIB
+"""Largest body of an endpoint that takes no tensors."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -41,9 +48,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Glassblock", version=glassblock.__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
     app.openapi = document
-    limiter = anyio.CapacityLimiter(settings.threads)
+    lanes = {"light": anyio.CapacityLimiter(LIGHT_THREADS), "heavy": anyio.CapacityLimiter(settings.threads)}
     for endpoint in ENDPOINTS:
-        answer = _answer(ROUTES[endpoint.name], service, settings, limiter)
+        answer = _answer(ROUTES[endpoint.name], service, settings, lanes)
         # A checkpoint's name is a path: it may hold slashes, quoted or not.
         path = endpoint.path.replace("{name}", "{name:path}")
         app.add_route(path, answer, methods=[endpoint.method], include_in_schema=False)
@@ -53,12 +60,14 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _answer(
-    route: Route, service: Service, settings: Settings, limiter: anyio.CapacityLimiter
+    route: Route, service: Service, settings: Settings, lanes: Mapping[str, anyio.CapacityLimiter]
 ) -> Callable[[HttpRequest], Awaitable[Response]]:
     endpoint = route.endpoint
 
-    def work(request: HttpRequest, body: bytearray) -> Response:
-        message, tensors = parse_body(endpoint, request.headers.get("content-type", ""), body)
+    limit = settings.max_body_bytes if endpoint.tensors_in else min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
+
+    def work(request: HttpRequest, body: memoryview) -> Response:
+        message, tensors = parse_body(endpoint, request.headers, body)
         reply: Any = route.handler(Call(service, message, tensors, request))
         if isinstance(reply, Response):
             return reply
@@ -66,11 +75,14 @@ def _answer(
 
     async def answer(request: HttpRequest) -> Response:
         try:
-            body = await read_body(request, limit=settings.max_body_bytes)
-            if route.inline:
+            # An endpoint that is asked by its path alone does not look at a body.
+            body = memoryview(b"") if endpoint.request is Nothing else await read_body(request, limit=limit)
+            if route.lane == "inline":
                 return work(request, body)
-            return await anyio.to_thread.run_sync(work, request, body, limiter=limiter)
+            return await anyio.to_thread.run_sync(work, request, body, limiter=lanes[route.lane])
         except GlassblockError as error:
             return answer_error(error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
 
     return answer

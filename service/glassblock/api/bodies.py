@@ -1,10 +1,13 @@
 """Bodies: a message with its tensors, as JSON or as one safetensors file, in either direction."""
 
+import json
+import re
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import pydantic_core
+import numpy as np
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
@@ -18,30 +21,48 @@ JSON = "application/json"
 ModelT = TypeVar("ModelT")
 
 
-async def read_body(request: HttpRequest, *, limit: int) -> bytearray:
+async def read_body(request: HttpRequest, *, limit: int) -> memoryview:
     """The whole body, received into memory of its declared size.
+
+    That memory is asked for without being touched, so that a caller who declares much and sends
+    little costs nothing.
 
     Raises:
         TooLarge: more than `limit` bytes are declared, or come.
+        UnsupportedContent: the body is compressed.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UnsupportedContent(f"content encoding {encoding!r} is not read here", known=("identity",))
     declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else 0
+    if not declared.isascii() or not declared.isdigit():
+        return await _of_unknown_size(request, limit)
+    # A number of more digits than this is over every limit; it need not be computed.
+    size = int(declared) if len(declared) < 19 else limit + 1
     if size > limit:
         raise _too_large(limit)
-    body = bytearray(size)
+    body = memoryview(cast("bytes", np.empty(size, dtype=np.uint8)))
     filled = 0
     async for chunk in request.stream():
         end = filled + len(chunk)
-        if end > limit:
-            raise _too_large(limit)
+        if end > size:
+            raise _too_large(size)
         body[filled:end] = chunk
         filled = end
-    del body[filled:]
-    return body
+    return body[:filled]
+
+
+async def _of_unknown_size(request: HttpRequest, limit: int) -> memoryview:
+    body = bytearray()
+    async for chunk in request.stream():
+        if len(body) + len(chunk) > limit:
+            raise _too_large(limit)
+        body += chunk
+    return memoryview(body)
 
 
 def parse_body(
-    endpoint: Endpoint[RequestT, AnswerT], content_type: str, body: bytearray
+    endpoint: Endpoint[RequestT, AnswerT], headers: Headers, body: memoryview
 ) -> tuple[RequestT, dict[str, framing.WireTensor]]:
     """The message and the tensors of a request body.
 
@@ -50,11 +71,13 @@ def parse_body(
         InvalidValue: what arrived is not what its type says; the field is named.
     """
     tensors: dict[str, framing.WireTensor] = {}
-    media_type = content_type.partition(";")[0].strip().lower()
-    text: bytes | bytearray | str = body
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    text: bytes | str = b""
     if media_type == framing.MEDIA_TYPE and endpoint.tensors_in:
-        text, tensors = framing.unframe("request", memoryview(body))
+        text, tensors = framing.unframe("request", body)
         _refuse_unread(endpoint.tensors_in, tensors)
+    elif media_type == JSON:
+        text = bytes(body)
     elif body and media_type != JSON:
         accepted = (JSON, framing.MEDIA_TYPE) if endpoint.tensors_in else (JSON,)
         raise UnsupportedContent(
@@ -64,9 +87,10 @@ def parse_body(
             hint="set the Content-Type header",
         )
     try:
-        value: object = pydantic_core.from_json(text or b"{}")
-    except ValueError as fault:
-        raise InvalidValue(f"the body is not JSON: {fault}", field="body", hint="send one JSON object") from fault
+        value: object = json.loads(text or b"{}", object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as fault:
+        told = "nested too deep" if isinstance(fault, RecursionError) else fault
+        raise InvalidValue(f"the body is not JSON: {told}", field="body", hint="send one JSON object") from fault
     try:
         return endpoint.request.model_validate(value), tensors
     except ValidationError as fault:
@@ -75,7 +99,7 @@ def parse_body(
 
 def render(endpoint: Endpoint[RequestT, AnswerT], reply: Reply[AnswerT], *, accept: str) -> Response:
     """The answer in the form that `accept` asks for."""
-    if endpoint.tensors_out and framing.MEDIA_TYPE in accept:
+    if endpoint.tensors_out and accepts(accept, framing.MEDIA_TYPE):
         tensors = reply.wire_tensors()
         chunks = framing.frame("response", reply.answer.model_dump_json(), tensors)
         header = next(chunks)
@@ -90,6 +114,24 @@ async def _each(header: bytes | memoryview, rest: Iterator[bytes | memoryview]):
     yield header
     for chunk in rest:
         yield chunk
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidValue(f"{repeated!r} stands twice in one object of the body", field="body", hint="send it once")
+    return fields
+
+
+def accepts(accept: str, media_type: str) -> bool:
+    """Whether an Accept header names `media_type` itself, and not with a weight of zero."""
+    for item in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        if name == media_type:
+            return not any(re.fullmatch(r"q=0(\.0*)?", parameter) for parameter in parameters)
+    return False
 
 
 def _refuse_unread(known: tuple[str, ...], tensors: dict[str, framing.WireTensor]) -> None:

@@ -2,6 +2,7 @@
 
 from starlette.responses import Response
 
+from glassblock.api.bodies import accepts
 from glassblock.errors import InvalidValue
 from glassblock.reports import REPORTS
 from glassblock.wire.audits import Report
@@ -15,6 +16,6 @@ def render_report(report: Report, *, wanted: str | None, accept: str) -> Respons
     """
     if wanted is not None and wanted not in REPORTS:
         raise InvalidValue(f"no report format {wanted!r}", field="format", known=tuple(REPORTS))
-    by_accept = (name for name, format_ in REPORTS.items() if format_.media_type in accept)
+    by_accept = (name for name, format_ in REPORTS.items() if accepts(accept, format_.media_type.partition(";")[0]))
     chosen = REPORTS[wanted or next(by_accept, "json")]
     return Response(chosen.render(report), media_type=chosen.media_type)

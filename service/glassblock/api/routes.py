@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -51,16 +51,21 @@ Handler = Callable[[Call], Reply[Any] | Response]
 
 @dataclass(frozen=True)
 class Route:
-    """An endpoint and what answers it. `inline` answers in the event loop: for what must never wait."""
+    """An endpoint and what answers it.
+
+    Attributes:
+        lane: `inline` in the event loop, for what must never wait; `light` and `heavy` in threads, each lane with
+            its own number of them, so that questions are answered while work is done.
+    """
 
     endpoint: Endpoint[Any, Any]
     handler: Handler
-    inline: bool = False
+    lane: Literal["inline", "light", "heavy"] = "light"
 
 
 def _start_audit(call: Call) -> Reply[Any]:
     request: AuditRequest = call.message
-    call.operations.require_checkpoint(request.checkpoint)
+    call.operations.check_audit(request)
     audit = call.service.audits.start(request)
     return Reply(audit, headers={"Location": f"/v1/audits/{audit.id}"})
 
@@ -79,16 +84,18 @@ def _table(*rows: Route) -> Mapping[str, Route]:
 
 
 ROUTES: Mapping[str, Route] = _table(
-    Route(wire.LIVE, lambda _: Reply(Health(status="alive")), inline=True),
+    Route(wire.LIVE, lambda _: Reply(Health(status="alive")), "inline"),
     Route(wire.READY, lambda call: call.operations.ready()),
     Route(wire.CAPABILITIES, lambda call: call.operations.capabilities()),
     Route(wire.CHECKPOINTS, lambda call: call.operations.checkpoints()),
     Route(wire.CHECKPOINT, lambda call: call.operations.checkpoint(call.path("name"))),
-    Route(wire.PIN, lambda call: call.operations.pin(call.path("name"), call.message)),
+    Route(wire.PIN, lambda call: call.operations.pin(call.path("name"), call.message), "heavy"),
     Route(wire.EVICT, lambda call: call.operations.evict(call.path("name"))),
-    Route(wire.RUN_BLOCK, lambda call: call.operations.run_block(call.message, call.tensors)),
-    Route(wire.NORM_STATISTICS, lambda call: call.operations.norm_statistics(call.message, call.tensors)),
-    Route(wire.COMPARE_RESIDUALS, lambda call: call.operations.compare_residuals(call.message, call.tensors)),
+    Route(wire.RUN_BLOCK, lambda call: call.operations.run_block(call.message, call.tensors), "heavy"),
+    Route(wire.NORM_STATISTICS, lambda call: call.operations.norm_statistics(call.message, call.tensors), "heavy"),
+    Route(
+        wire.COMPARE_RESIDUALS, lambda call: call.operations.compare_residuals(call.message, call.tensors), lane="heavy"
+    ),
     Route(wire.BUDGETS, lambda call: call.operations.budgets(call.message)),
     Route(wire.START_AUDIT, _start_audit),
     Route(wire.AUDITS, lambda call: Reply(AuditList(audits=call.service.audits.every()))),

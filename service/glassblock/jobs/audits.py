@@ -25,7 +25,8 @@ WAITING = 64
 @dataclass
 class _Job:
     id: str
-    request: AuditRequest
+    checkpoint: str
+    request: AuditRequest | None
     state: JobState = "queued"
     progress: Progress = field(default_factory=lambda: Progress(done=0, total=0))
     report: Report | None = None
@@ -54,7 +55,7 @@ class AuditJobs:
         Raises:
             NoRoom: too many are waiting.
         """
-        job = _Job(uuid.uuid4().hex, request)
+        job = _Job(uuid.uuid4().hex, request.checkpoint, request)
         with self._lock:
             if sum(other.state == "queued" for other in self._jobs.values()) >= WAITING:
                 raise NoRoom(f"{WAITING} audits are waiting", hint="try again later", retry_after=30)
@@ -104,7 +105,7 @@ class AuditJobs:
             job = self._find(audit_id)
             if job.state not in ENDED:
                 job.cancel.set()
-                job.state = "cancelled"
+                job.state, job.request = "cancelled", None
             return self._told(job)
 
     def close(self) -> None:
@@ -119,11 +120,12 @@ class AuditJobs:
             job.progress = Progress(done=done, total=total, message=message)
 
         with self._lock:
-            if job.cancel.is_set():
+            request = job.request
+            if job.cancel.is_set() or request is None:
                 return
             job.state = "running"
         try:
-            report = self._operation(job.request, progress=progress, cancelled=job.cancel.is_set)
+            report = self._operation(request, progress=progress, cancelled=job.cancel.is_set)
         except AuditStopped:
             self._end(job, "cancelled")
         except GlassblockError as error:
@@ -140,7 +142,7 @@ class AuditJobs:
     ) -> None:
         with self._lock:
             if job.state not in ENDED:
-                job.state, job.report = state, report
+                job.state, job.report, job.request = state, report, None
                 # Not the error itself: its traceback would hold the tensors that were being looked at.
                 job.problem = error and problem_from_error(error, self._status_of(error))
 
@@ -159,7 +161,7 @@ class AuditJobs:
         return Audit(
             id=job.id,
             state=job.state,
-            checkpoint=job.request.checkpoint,
+            checkpoint=job.checkpoint,
             progress=job.progress,
             report=job.report if whole else None,
             problem=job.problem and job.problem.model_dump(exclude_none=True),

@@ -138,7 +138,9 @@ def common_dtype(x: Tensor, sublayer: Tensor | FeedForward | None, wiring: Wirin
     if isinstance(sublayer, Tensor):
         tensors.append(sublayer)
     elif sublayer is not None:
-        tensors += [sublayer.up, sublayer.down]
+        biases = (sublayer.gate_bias, sublayer.up_bias, sublayer.down_bias)
+        stored = (sublayer.gate, sublayer.up, sublayer.down, *biases)
+        tensors += [tensor for tensor in stored if tensor is not None]
     tensors += [norm.gain for norm in wiring.norms if norm is not None and norm.gain is not None]
     common = torch.float32
     for tensor in tensors:

@@ -16,6 +16,9 @@ from torch import Tensor
 from glassblock.errors import InvalidValue
 from glassblock.numerics.norms import check_eps, layer_norm, rms_norm
 
+_SQUARES_OVERFLOW = 1e150
+"""Beyond this the sum of a row's squares may leave float64."""
+
 
 class NormStatistics(NamedTuple):
     """Per row, in float64: `[*batch]` the first four, `[*batch, d]` the outputs.
@@ -51,13 +54,20 @@ def norm_statistics(
     wide = x.to(torch.float64)
     mean = wide.mean(-1)
     square_mean = wide.square().mean(-1)
+    # Rows whose squares leave float64 are taken in units of their largest entry. Beside such squares no eps is visible.
+    largest = wide.abs().amax(-1, keepdim=True)
+    huge = largest > _SQUARES_OVERFLOW
+    scaled = wide / torch.where(huge, largest, 1.0)
+    scaled_rms = largest.squeeze(-1) * scaled.square().mean(-1).sqrt()
     return NormStatistics(
         mean=mean,
         square_mean=square_mean,
         variance=(wide - mean.unsqueeze(-1)).square().mean(-1),
-        rms=square_mean.sqrt(),
-        rmsnorm=rms_norm(wide, gain, eps, offset=offset),
-        layernorm=layer_norm(wide, gain, None, eps, offset=offset),
+        rms=torch.where(huge.squeeze(-1), scaled_rms, square_mean.sqrt()),
+        rmsnorm=torch.where(huge, rms_norm(scaled, gain, 0.0, offset=offset), rms_norm(wide, gain, eps, offset=offset)),
+        layernorm=torch.where(
+            huge, layer_norm(scaled, gain, None, 0.0, offset=offset), layer_norm(wide, gain, None, eps, offset=offset)
+        ),
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from glassblock.audit.audit import AuditCancelled, AuditQuestion, audit_checkpoint
+from glassblock.audit.rules import RULES
+from glassblock.errors import InvalidValue
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.audits import AuditRequest, Report
 
@@ -18,6 +20,22 @@ class Operation(Protocol):
     ) -> Report:
         """Audit the checkpoint that `request` names."""
         ...
+
+
+def check(store: CheckpointStore, request: AuditRequest) -> None:
+    """Refuse at once what no audit could answer.
+
+    Raises:
+        InvalidValue: an unknown rule.
+        UnknownFamily: an unknown family.
+        UnknownCheckpoint, AccessRefused: no such checkpoint here.
+    """
+    for name in request.rules or ():
+        if name not in RULES:
+            raise InvalidValue(
+                f"there is no rule {name!r}", field="rules", known=tuple(RULES), hint="see GET /v1/rules"
+            )
+    store.open(request.checkpoint, family=request.family)
 
 
 def audit(

@@ -81,7 +81,7 @@ def run(store: CheckpointStore, request: BlockRunRequest, tensors: Mapping[str, 
         parameters=changed.feed_forward.parameters,
         hidden_elements=x[..., 0].numel() * changed.feed_forward.width,
         read=BytesRead(bytes=meter.bytes, tensors=meter.tensors),
-        notes=(*changed.notes, *_notes(request, captured)),
+        notes=(*changed.notes, *_notes(request, captured), *_overflows(stages, changed.wiring)),
     )
     if not request.return_tensors:
         return Reply(answer)
@@ -134,6 +134,16 @@ def _first_rows(tensor: Tensor) -> Tensor:
 def _activation(request: BlockRunRequest, changed: ChangedBlock, checkpoint: Checkpoint) -> Sourced:
     source = "override" if request.overrides.activation is not None else activation_of(checkpoint).source
     return Sourced(value=changed.feed_forward.activation.name, source=source)
+
+
+def _overflows(stages: Stages, wiring: Wiring) -> list[str]:
+    """Rows whose mean square leaves the type that the norm sums in: as in the model, they come out as zeros."""
+    if stages.x is None or wiring.input_norm is None:
+        return []
+    sums_in = torch.promote_types(stages.x.dtype, torch.float32)
+    rows = int(stages.x.to(sums_in).square().mean(-1).isinf().sum())
+    told = str(sums_in).removeprefix("torch.")
+    return [f"normed: the mean square of {rows} row(s) overflows {told}, as it would in the model"] if rows else []
 
 
 def _notes(request: BlockRunRequest, captured: dict[Stage, Tensor]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from typing import Literal, cast
 
+from glassblock.checkpoint.layers import layer_tensors
+from glassblock.checkpoint.opened import Checkpoint
 from glassblock.errors import InvalidValue
 from glassblock.numerics.budgets import (
     ELEMENT_COUNTS_ARE_NOT_PEAK_MEMORY,
@@ -15,6 +17,8 @@ from glassblock.wire.budgets import ActivationBudget, Budget, BudgetAnswer, Budg
 
 SWEPT = ("d_model", "d_ff", "batch", "tokens")
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+STORED_AS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8": "F8_E4M3"}
+DEFAULT_DTYPE = "bfloat16"
 
 
 def count(store: CheckpointStore, request: BudgetRequest) -> BudgetAnswer:
@@ -49,19 +53,34 @@ def _with_sizes(store: CheckpointStore, request: BudgetRequest) -> BudgetRequest
         raise InvalidValue(f"{given[0]} comes from the checkpoint", field=given[0], hint="leave it out")
     checkpoint = store.open(request.checkpoint)
     family = checkpoint.require_usable()
-    d_model, d_ff = layer_widths(checkpoint, 0)
+    widths = {layer_widths(checkpoint, layer) for layer in checkpoint.layer_indices}
+    if len(widths) != 1:
+        told = ", ".join(f"{d_model} x {d_ff}" for d_model, d_ff in sorted(widths))
+        raise InvalidValue(
+            f"the layers of {request.checkpoint} have different sizes: {told}",
+            field="checkpoint",
+            hint="ask for each size by d_model and d_ff",
+        )
+    ((d_model, d_ff),) = widths
     update = {
         "d_model": d_model,
         "d_ff": d_ff,
         "kind": "gated" if family.feed_forward.gated else "plain",
         "layers": checkpoint.layers,
+        "dtype": request.dtype or _stored_dtype(checkpoint),
     }
     return request.model_copy(update=update)
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    stored = layer_tensors(checkpoint, 0).weights["down"].dtype
+    return next((name for name, code in STORED_AS.items() if code == stored), DEFAULT_DTYPE)
 
 
 def _budget(request: BudgetRequest) -> Budget:
     d_model, d_ff, batch, tokens = (cast("int", getattr(request, name)) for name in SWEPT)
     kind = cast("Literal['plain', 'gated']", request.kind)
+    dtype = request.dtype or DEFAULT_DTYPE
     counted = feed_forward_budget(
         d_model=d_model,
         d_ff=d_ff,
@@ -69,7 +88,7 @@ def _budget(request: BudgetRequest) -> Budget:
         batch=batch,
         tokens=tokens,
         layers=request.layers,
-        element_bytes=ITEM_BYTES[request.dtype],
+        element_bytes=ITEM_BYTES[dtype],
     )
     exact = equal_parameter_width(d_ff)
     return Budget(
@@ -79,10 +98,10 @@ def _budget(request: BudgetRequest) -> Budget:
         batch=batch,
         tokens=tokens,
         layers=request.layers,
-        dtype=request.dtype,
+        dtype=dtype,
         parameters=counted.total_parameters,
         parameters_per_layer=counted.parameters,
-        parameter_bytes=counted.total_parameters * ITEM_BYTES[request.dtype],
+        parameter_bytes=counted.total_parameters * ITEM_BYTES[dtype],
         hidden_elements=counted.hidden_elements,
         activations={
             name: ActivationBudget(elements=stage.elements, bytes=stage.bytes) for name, stage in counted.stages.items()

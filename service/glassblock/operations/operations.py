@@ -99,9 +99,9 @@ class Operations:
         with _device_memory():
             return audits.audit(self._store, request, progress=progress, cancelled=cancelled)
 
-    def require_checkpoint(self, name: str) -> None:
-        """Refuse at once, before a job is queued, what no job could find."""
-        self._store.roots.resolve(name)
+    def check_audit(self, request: AuditRequest) -> None:
+        """Refuse at once, before a job is queued, what no audit could answer."""
+        audits.check(self._store, request)
 
     def rules(self) -> Reply[RuleList]:
         """The rule table."""

@@ -35,17 +35,20 @@ def overridden(feed_forward: FeedForward, wiring: Wiring, overrides: Overrides) 
     if overrides.width is not None:
         feed_forward = feed_forward.narrowed(overrides.width, field="overrides.width")
     notes: list[str] = []
-    if overrides.placement is not None:
-        wiring, notes = rewired(wiring, Placement(overrides.placement), feed_forward.model_width)
     changed = {
-        role: None if norm is None else _changed_norm(norm, overrides)
+        role: None if norm is None else _changed_norm(norm, overrides, notes)
         for role, norm in (
             ("input_norm", wiring.input_norm),
             ("output_norm", wiring.output_norm),
             ("residual_norm", wiring.residual_norm),
         )
     }
-    return ChangedBlock(feed_forward, replace(wiring, **changed), tuple(notes))
+    wiring = replace(wiring, **changed)
+    # Places last: a norm that has to be made up multiplies by one in the arithmetic that is asked for.
+    if overrides.placement is not None:
+        wiring, assumed = rewired(wiring, Placement(overrides.placement), feed_forward.model_width)
+        notes += assumed
+    return ChangedBlock(feed_forward, wiring, tuple(dict.fromkeys(notes)))
 
 
 def rewired(wiring: Wiring, placement: Placement, width: int) -> tuple[Wiring, list[str]]:
@@ -84,12 +87,16 @@ def rewired(wiring: Wiring, placement: Placement, width: int) -> tuple[Wiring, l
     return moved, notes
 
 
-def _changed_norm(norm: Norm, overrides: Overrides) -> Norm:
+def _changed_norm(norm: Norm, overrides: Overrides, notes: list[str]) -> Norm:
     kind, gain, bias, eps = norm.kind, norm.gain, norm.bias, norm.eps
     if overrides.norm_kind is not None:
         kind = norm_kind_named(overrides.norm_kind, field="overrides.norm_kind")
-        bias = bias if kind.bias else None
+        if bias is not None and not kind.bias:
+            notes.append(f"norm_kind: {kind.name} has no bias; the stored one is not used")
+            bias = None
         if kind.gain is GainOrder.NONE:
+            if gain is not None:
+                notes.append(f"norm_kind: {kind.name} has no gain; the stored one is not used")
             gain = None
         elif gain is None:
             raise InvalidValue(
@@ -98,8 +105,12 @@ def _changed_norm(norm: Norm, overrides: Overrides) -> Norm:
                 hint="choose a kind without a gain",
             )
     if overrides.norm_offset is not None:
-        if not torch.isfinite(torch.tensor(overrides.norm_offset)):
-            raise InvalidValue("norm_offset must be finite", field="overrides.norm_offset", hint="usually 0 or 1")
+        if gain is None:
+            raise InvalidValue(
+                f"norm kind {kind.name!r} has no gain that an offset could be added to",
+                field="overrides.norm_offset",
+                hint="leave it out",
+            )
         kind = replace(kind, offset=overrides.norm_offset)
     if overrides.eps is not None:
         check_eps(overrides.eps, field="overrides.eps")

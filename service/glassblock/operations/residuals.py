@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glassblock.checkpoint.reading import ReadMeter
-from glassblock.errors import InvalidValue
+from glassblock.errors import InvalidValue, TooLarge
 from glassblock.numerics.block import apply_sublayer, residual_output, residual_stream
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, check_eps, check_norm_defined, norm_kind_named
@@ -22,6 +22,9 @@ from glassblock.wire.blocks import Overrides
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.norms import JacobianNorms, ResidualCompareAnswer, ResidualCompareRequest
 from glassblock.wire.values import BytesRead, Sourced
+
+MAX_ROWS = 256
+"""Rows compared at once: each costs three dense Jacobians."""
 
 PLACEMENTS = (Placement.PRE, Placement.POST, Placement.SANDWICH)
 
@@ -49,6 +52,9 @@ def compare(
         sublayer = _posted(store, request, tensors)
     else:
         sublayer = _of_checkpoint(store, request, tensors, request.checkpoint)
+    rows = sublayer.x[..., 0].numel()
+    if rows > MAX_ROWS:
+        raise TooLarge(f"x has {rows} rows; at most {MAX_ROWS} are compared at once", field="x", hint="send fewer rows")
     dense = sublayer.width <= request.dense_up_to
     outputs: dict[str, Tensor] = {}
     norms: dict[str, JacobianNorms] = {}

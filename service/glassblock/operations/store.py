@@ -1,12 +1,14 @@
 """Checkpoints by name, and the blocks of them that are held on the device."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from glassblock.checkpoint.entries import FileIdentity
 from glassblock.checkpoint.layers import load_feed_forward, load_wiring
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
@@ -25,12 +27,19 @@ class LoadedBlock:
     bytes: int
 
 
+class Stamp(NamedTuple):
+    """What files and config were when blocks were read from them."""
+
+    files: tuple[FileIdentity | None, ...]
+    config: Mapping[str, object]
+
+
 @dataclass(frozen=True)
 class Held:
     """Blocks of one checkpoint that stay on the device until they are let go."""
 
     blocks: dict[int, LoadedBlock]
-    stamp: tuple[tuple[str, int, int], ...]
+    stamp: Stamp
 
     @property
     def bytes(self) -> int:
@@ -52,7 +61,8 @@ class CheckpointStore:
         self.device = usable_device(device)
         self._resident_bytes = resident_bytes
         self._held: dict[str, Held] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _held
+        self._pinning = threading.Lock()  # one pin at a time, so that the budget is spent once
 
     def open(self, name: str, *, family: str | None = None) -> Checkpoint:
         """Headers and config of a checkpoint; no tensor is read.
@@ -83,9 +93,17 @@ class CheckpointStore:
         checkpoint = self.open(name)
         checkpoint.require_usable()
         wanted = range(checkpoint.layers) if layers is None else sorted(set(layers))
-        others = sum(held.bytes for other, held in self._held.items() if other != name)
+        with self._pinning:
+            held = Held(self._fitting(name, checkpoint, wanted), _stamp(checkpoint))
+            with self._lock:
+                self._held[name] = held
+        return held
+
+    def _fitting(self, name: str, checkpoint: Checkpoint, layers: Iterable[int]) -> dict[int, LoadedBlock]:
+        with self._lock:
+            others = sum(held.bytes for other, held in self._held.items() if other != name)
         blocks: dict[int, LoadedBlock] = {}
-        for layer in wanted:
+        for layer in layers:
             blocks[layer] = self._load(checkpoint, layer, ReadMeter())
             total = others + sum(block.bytes for block in blocks.values())
             if total > self._resident_bytes:
@@ -95,10 +113,7 @@ class CheckpointStore:
                     field="layers",
                     hint="pin fewer layers, evict another checkpoint, or raise GLASSBLOCK_RESIDENT_MIB",
                 )
-        held = Held(blocks, _stamp(checkpoint))
-        with self._lock:
-            self._held[name] = held
-        return held
+        return blocks
 
     def evict(self, name: str) -> None:
         """Let a checkpoint's blocks go; nothing happens when none is held."""
@@ -117,9 +132,9 @@ class CheckpointStore:
         return LoadedBlock(feed_forward, wiring, meter.bytes - before)
 
 
-def _stamp(checkpoint: Checkpoint) -> tuple[tuple[str, int, int], ...]:
-    stats = ((str(file), file.stat()) for file in checkpoint.files)
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+def _stamp(checkpoint: Checkpoint) -> Stamp:
+    identities = tuple(container.identity for container in checkpoint.containers.values())
+    return Stamp(identities, {} if checkpoint.config is None else checkpoint.config.values)
 
 
 def usable_device(name: str) -> torch.device:

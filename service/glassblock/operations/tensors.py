@@ -90,9 +90,18 @@ def _from_nested(field: str, nested: object, dtype: torch.dtype) -> Tensor:
         array = np.asarray(nested)
     except ValueError as fault:
         raise InvalidValue(f"{field} is not rectangular: {fault}", field=field, hint="rows of equal length") from fault
-    if array.dtype.kind not in "fiu" and array.size:
+    if (array.dtype.kind not in "fiu" and array.size) or _holds_truth_value(nested):
         raise InvalidValue(f"{field} holds something that is not a number", field=field, hint="numbers in lists")
     return torch.from_numpy(np.array(array, dtype=np.float64, ndmin=1)).to(dtype)
+
+
+def _holds_truth_value(nested: object) -> bool:
+    if not isinstance(nested, list):
+        return isinstance(nested, bool)
+    return any(
+        item is True or item is False or (isinstance(item, list) and _holds_truth_value(cast("object", item)))
+        for item in cast("list[object]", nested)
+    )
 
 
 def _refuse_non_finite(field: str, tensor: Tensor) -> None:

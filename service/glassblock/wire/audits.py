@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import SCHEMA_VERSION, Answer, Request
+from glassblock.wire.values import SCHEMA_VERSION, Answer, Flag, Request
 
 Level = Literal["error", "warning", "note"]
 Certainty = Literal["proved", "statistical", "conflict", "risk"]
@@ -22,7 +22,7 @@ class AuditRequest(Request):
     against: Annotated[dict[str, Any] | None, Field(description="another engine's config, as an object")] = None
     against_name: Annotated[str, Field(max_length=512, description="what to call that config")] = "against"
     rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="all rules when left out")] = None
-    certify: Annotated[bool, Field(description="compute the certified bound of every tensor, not of suspects")] = False
+    certify: Annotated[Flag, Field(description="compute the certified bound of every tensor, not of suspects")] = False
 
 
 class Progress(Answer):

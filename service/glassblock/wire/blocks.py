@@ -8,8 +8,10 @@ from glassblock.wire.values import (
     Answer,
     BytesRead,
     ComputeDtype,
+    Flag,
     Nested,
     PlacementName,
+    Real,
     Request,
     Sample,
     Sourced,
@@ -33,10 +35,12 @@ ALL_STAGES: tuple[Stage, ...] = (
 class Overrides(Request):
     """What to change about the block before running it: one request answers one "what if"."""
 
-    eps: Annotated[float | None, Field(description="epsilon of every norm of the branch")] = None
+    eps: Annotated[Real | None, Field(description="epsilon of every norm of the branch")] = None
     activation: Annotated[str | None, Field(description="name of the activation")] = None
-    swap: Annotated[bool, Field(description="exchange gate and up, with their biases")] = False
-    norm_offset: Annotated[float | None, Field(description="what is added to the stored gain")] = None
+    swap: Annotated[Flag, Field(description="exchange gate and up, with their biases")] = False
+    norm_offset: Annotated[Real | None, Field(allow_inf_nan=False, description="what is added to the stored gain")] = (
+        None
+    )
     norm_kind: Annotated[str | None, Field(description="norm arithmetic, by its name in /v1/families")] = None
     placement: Annotated[PlacementName | None, Field(description="where the norm stands")] = None
     width: Annotated[Whole | None, Field(ge=1, description="only the first so many hidden units")] = None
@@ -53,7 +57,7 @@ class BlockRunRequest(Request):
     sample: Sample | None = None
     capture: Annotated[tuple[Stage, ...], Field(description="stages to answer for")] = ALL_STAGES
     overrides: Overrides = Overrides()
-    return_tensors: Annotated[bool, Field(description="send the captured tensors themselves")] = False
+    return_tensors: Annotated[Flag, Field(description="send the captured tensors themselves")] = False
     dtype: Annotated[
         Literal["float32", "native"], Field(description="of returned tensors: float32, or as computed")
     ] = "float32"
@@ -90,7 +94,9 @@ class BlockRunAnswer(Answer):
         float | None,
         Field(description="output recomputed from x and hidden: max |difference| / max |reference|"),
     ]
-    recombination: Annotated[dict[Stage, float], Field(description="the same for every stage, from the one before it")]
+    recombination: Annotated[
+        dict[Stage, float], Field(description="the same from the activated stage on, each from those before it")
+    ]
     parameters: Annotated[int, Field(description="of the feed-forward block as run")]
     hidden_elements: Annotated[int, Field(description="elements of the hidden stage as run")]
     read: BytesRead

@@ -19,7 +19,10 @@ class BudgetRequest(Request):
     batch: Counts = 1
     tokens: Counts = 1
     layers: Count = 1
-    dtype: Literal["float64", "float32", "bfloat16", "float16", "float8"] = "bfloat16"
+    dtype: Annotated[
+        Literal["float64", "float32", "bfloat16", "float16", "float8"] | None,
+        Field(description="of parameters and activations; the stored one of a checkpoint, else bfloat16"),
+    ] = None
     multiple_of: Annotated[Whole, Field(ge=1, le=2**20, description="round the equal-parameter width up to this")] = 256
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
 

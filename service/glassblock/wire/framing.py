@@ -111,6 +111,13 @@ def _by_place(item: tuple[str, tuple[int, WireTensor]]) -> tuple[int, int]:
     return start, tensor.data.nbytes
 
 
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise _refused("a name stands twice in one object of the header")
+    return fields
+
+
 def _split(body: memoryview) -> tuple[dict[str, object], memoryview]:
     if body.nbytes < 8:
         raise _refused(f"the body has {body.nbytes} bytes, too few for a safetensors header")
@@ -118,7 +125,7 @@ def _split(body: memoryview) -> tuple[dict[str, object], memoryview]:
     if length > min(MAX_HEADER_BYTES, body.nbytes - 8):
         raise _refused(f"the header claims {length} bytes, the body has {body.nbytes - 8}")
     try:
-        header: object = json.loads(bytes(body[8 : 8 + length]))
+        header: object = json.loads(bytes(body[8 : 8 + length]), object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as fault:
         raise _refused("the header is not JSON") from fault
     if not isinstance(header, dict):

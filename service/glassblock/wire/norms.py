@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, BytesRead, Nested, Request, Sample, Sourced, Tensorial, Whole
+from glassblock.wire.values import Answer, BytesRead, Flag, Nested, Real, Request, Sample, Sourced, Tensorial, Whole
 
 NormRole = Literal["attn_in", "attn_out", "ffn_in", "ffn_out", "final"]
 
@@ -13,14 +13,14 @@ class NormStatisticsRequest(Request):
     """Statistics of `x` and of its norms: with `eps` given, or with a checkpoint's own norm."""
 
     x: Annotated[Nested | None, Field(description="[..., d]; or the tensor `x`")] = None
-    eps: float | None = None
+    eps: Real | None = None
     gain: Annotated[Nested | None, Field(description="[d]; or the tensor `gain`; ones when absent")] = None
-    offset: Annotated[float, Field(description="added to the gain")] = 0.0
+    offset: Annotated[Real, Field(allow_inf_nan=False, description="added to the gain")] = 0.0
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
     layer: Whole | None = None
     norm: Annotated[NormRole | None, Field(description="which norm of the checkpoint")] = None
     sample: Sample | None = None
-    jacobian: Annotated[bool, Field(description="also the dense Jacobians, up to a width of 128")] = False
+    jacobian: Annotated[Flag, Field(description="also the dense Jacobians, up to a width of 128")] = False
 
 
 class Differences(Answer):
@@ -82,7 +82,7 @@ class ResidualCompareRequest(Request):
 
     x: Annotated[Nested | None, Field(description="[..., d]; or the tensor `x`")] = None
     matrix: Annotated[Nested | None, Field(description="[d, d]: F(x) = matrix @ x; or the tensor `matrix`")] = None
-    eps: float | None = None
+    eps: Real | None = None
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
     layer: Whole | None = None
     sample: Sample | None = None

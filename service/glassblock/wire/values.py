@@ -18,6 +18,12 @@ ComputeDtype = Literal["float32", "float64", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]
 """A whole number; neither a text nor a truth value stands for one."""
 
+Real = Annotated[float, Field(strict=True)]
+"""A number; neither a text nor a truth value stands for one."""
+
+Flag = Annotated[bool, Field(strict=True)]
+"""true or false, in these words."""
+
 Nested = Annotated[Any, Field(description="numbers nested in lists, the last axis innermost")]
 """A small tensor as JSON: a number, or lists of lists of numbers, rectangular."""
 

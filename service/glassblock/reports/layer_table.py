@@ -111,7 +111,14 @@ def layer_table(layers: Sequence[LayerMetrics], *, width: int) -> Group | None:
 
 def _legend(rows: Sequence[Metrics]) -> str:
     drawn = any((found := _log10_p(metrics, name)) and not found[1] for metrics in rows for name in ("gate", "up"))
-    return "p: chance of so much common direction in noise" + ("; ~ from draws, not certified" if drawn else "")
+    lines = ["p: chance of so much common direction in noise; a gate has one, an up has none"]
+    if drawn:
+        lines.append("~: from seeded sign draws, which see no p below 0.005 (-2.3); the others are certified bounds")
+    if any(metrics.get("paired_up_draws_p") is not None for metrics in rows):
+        lines.append("paired up: the up projection times down, where a true up may show")
+    if any(metrics.get("balance_up") is not None for metrics in rows):
+        lines.append("balance: correlation of the lengths of up rows and down columns; never convicts")
+    return "\n".join(lines)
 
 
 def _judged(value: Metric) -> Text:

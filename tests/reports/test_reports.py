@@ -195,7 +195,7 @@ def test_the_layer_table_points_the_other_way_where_a_layer_is_swapped():
         assert ("━" in right) != swapped
         assert line.endswith("swapped" if swapped else "as named")
     assert rows[0].split()[1:5] == ["-293.1", "~-0.4", "-23.4", "+0.87"]
-    assert "~ from draws, not certified" in told
+    assert "~: from seeded sign draws" in told
 
 
 @pytest.mark.parametrize(("width", "absent"), [(80, "T"), (72, "balance"), (60, "paired")])
@@ -257,7 +257,8 @@ def test_coverage_says_what_was_checked_and_what_was_not_and_why():
         "no experts",
         "moe/experts-missing, moe/experts-untrained",
     ]
-    assert lines[lines.index("checked") + 1] == "ffn/gate-up-swapped\N{NO-BREAK SPACE}27"
+    checked = next(n for n, line in enumerate(lines) if line.startswith("checked ("))
+    assert lines[checked + 1] == "ffn/gate-up-swapped\N{NO-BREAK SPACE}27"
 
 
 def test_names_out_of_a_file_cannot_steer_the_terminal():

@@ -57,7 +57,7 @@ evidence: $(DEV) ## the long proofs, written to docs/evidence
 
 bench: $(DEV) ## every benchmark, one after the other; writes benchmarks/RESULTS.md
 	@set -e; echo "# Results of make bench" > benchmarks/RESULTS.md.new; \
-	for name in $(BENCHMARKS); do PYTHONPATH=tools $(PY) benchmarks/$$name.py >> benchmarks/RESULTS.md.new; done
+	for name in $(BENCHMARKS); do PYTHONPATH="tools:$$PYTHONPATH" $(PY) benchmarks/$$name.py >> benchmarks/RESULTS.md.new; done
 	@cat benchmarks/RESULTS.md.new
 	mv benchmarks/RESULTS.md.new benchmarks/RESULTS.md
 
@@ -86,7 +86,7 @@ test-docker: $(DEV) ## build the image and run it on a real engine (Linux; root 
 clean: ## remove .venv and what tools left behind; the weights' cache stays
 	rm -rf $(VENV) build dist service/*.egg-info clients/*.egg-info *.egg-info
 	rm -rf .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find service clients tests tools benchmarks examples -name __pycache__ -type d -exec rm -rf {} +
+	find service clients tests tools benchmarks examples evidence -name __pycache__ -type d -exec rm -rf {} +
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not here: install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }

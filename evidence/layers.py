@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from record import ROOT
 from safetensors import safe_open
@@ -35,7 +35,8 @@ def smollm2_layers() -> Iterator[Weights]:
     """All layers in order."""
     sys.path.append(str(ROOT / "tools"))
     single: Path = importlib.import_module("smollm2").directories().single
-    with safe_open(single / "model.safetensors", "pt") as file:
+    opened: Any = safe_open(single / "model.safetensors", "pt")
+    with opened as file:
         for layer in range(LAYERS):
             yield Weights(
                 *(file.get_tensor(f"model.layers.{layer}.mlp.{role}_proj.weight") for role in Weights._fields)

@@ -55,7 +55,8 @@ FALSE = {
 
 def main() -> int:
     torch.set_num_threads(1)
-    studied, tossed = [], Counter[float]()
+    studied: list[Layer] = []
+    tossed = Counter[float]()
     for number, weights in enumerate(smollm2_layers()):
         studied.append(study(weights, number))
         for role, weight in (("gate", weights.gate), ("up", weights.up)):
@@ -175,7 +176,7 @@ def tossed_lengths(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def report(studied: Sequence[Layer], tossed: Counter[float]) -> int:
-    verdicts = {name: sum((layer.verdicts[name] for layer in studied), Counter()) for name in FALSE}
+    verdicts = {name: sum((layer.verdicts[name] for layer in studied), Counter[Verdict]()) for name in FALSE}
     p_values = {name: [p for layer in studied for p in layer.p_values[name]] for name in FRESH}
     copies, tosses = COPIES * LAYERS, 2 * LAYERS * TOSSES
     wrong = {name: false_verdicts(verdicts[name], FALSE[name]) for name in FALSE}

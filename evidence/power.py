@@ -76,7 +76,7 @@ def int8_absmax(weight: Tensor) -> Tensor:
 
 def int4_symmetric(weight: Tensor) -> Tensor:
     """One scale per 32 inputs of an output."""
-    return rounded(weight.float().unflatten(1, (-1, GROUP)), 7).flatten(1)
+    return rounded(weight.float().reshape(len(weight), -1, GROUP), 7).flatten(1)
 
 
 def rounded(groups: Tensor, largest: int) -> Tensor:

@@ -180,7 +180,8 @@ def _checked(rows: list[Coverage]) -> RenderableType | None:
         text.append(" · " if text else "")
         # A no-break space keeps a rule and its count on one line.
         text.append(printable(row.rule)).append(f"\N{NO-BREAK SPACE}{row.checked:,}", "dim")
-    return Group(Text.assemble(("checked", "bold"), " (how many files, tensors or layers each rule decided)"), Padding(text, (0, 0, 0, 2)))
+    title = Text.assemble(("checked", "bold"), " (how many files, tensors or layers each rule decided)")
+    return Group(title, Padding(text, (0, 0, 0, 2)))
 
 
 Question = tuple[str, str]

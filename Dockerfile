@@ -8,36 +8,6 @@
 #
 # BASE_IMAGE needs python3 (3.11 or newer) with venv and pip, nothing else.
 ARG BASE_IMAGE=python:3.11-slim
-
-FROM ${BASE_IMAGE} AS build
-# An index beside the usual one; its torch 2.13.0+cpu or +cu126 is preferred to the plain 2.13.0.
-ARG TORCH_INDEX
-# A mirror in place of the usual index. For credentials or a certificate use the secrets below:
-# arguments can be read back from an image's history.
-ARG PIP_INDEX_URL
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
-SHELL ["/bin/sh", "-eu", "-c"]
-WORKDIR /build
-RUN python3 -m venv /opt/glassblock
-
-# Dependencies first, over two empty packages: this layer, the large one, outlives every change of the source.
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    for package in service/glassblock clients/glassblock_client; do mkdir -p "$package"; touch "$package/__init__.py"; done; \
-    /opt/glassblock/bin/python -m pip install --constraint constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service]"; \
-    rm -r build service clients
-
-COPY service service
-COPY clients clients
-RUN --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    /opt/glassblock/bin/python -m pip install --no-deps --force-reinstall .
-
-
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="Glassblock" \
       org.opencontainers.image.description="Looks inside the blocks of a transformer checkpoint and names the porting mistakes that raise no error." \
@@ -47,7 +17,34 @@ LABEL org.opencontainers.image.title="Glassblock" \
 RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin glassblock \
     && mkdir /checkpoints /data \
     && chown glassblock:glassblock /data
-COPY --from=build /opt/glassblock /opt/glassblock
+
+# An index beside the usual one; its torch 2.13.0+cpu or +cu126 is preferred to the plain 2.13.0.
+ARG TORCH_INDEX
+# A mirror in place of the usual index. For credentials or a certificate use the secrets below:
+# arguments can be read back from an image's history.
+ARG PIP_INDEX_URL
+WORKDIR /build
+# Dependencies first, over two empty packages: this layer, the large one, outlives every change of the source.
+# The project's files are lent to the builder, not copied: there is one stage, and each byte is stored once.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
+    --mount=type=bind,source=pyproject.toml,target=/lent/pyproject.toml \
+    --mount=type=bind,source=constraints.txt,target=/lent/constraints.txt \
+    cp /lent/* . \
+    && mkdir -p service/glassblock clients/glassblock_client \
+    && touch service/glassblock/__init__.py clients/glassblock_client/__init__.py README.md LICENSE \
+    && python3 -m venv /opt/glassblock \
+    && /opt/glassblock/bin/python -m pip install --constraint constraints.txt \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service]" \
+    && rm -r /build/*
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
+    --mount=type=bind,target=/lent \
+    cp -r /lent/. . \
+    && /opt/glassblock/bin/python -m pip install --no-deps --force-reinstall . \
+    && rm -r /build/*
 
 ENV PATH=/opt/glassblock/bin:$PATH \
     HOME=/tmp \

@@ -214,6 +214,17 @@ def _stale_index(index: dict[str, Any]) -> None:
     index["weight_map"]["model.layers.9.x"] = "model-00004-of-00004.safetensors"
 
 
+def link_nowhere(*names: str) -> Callable[[Path], object]:
+    """Put links in place of files, as an interrupted download into a cache leaves them."""
+
+    def link(directory: Path) -> None:
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+            (directory / name).symlink_to(f"blobs/{name}")
+
+    return link
+
+
 def _cut(path: Path, count: int) -> None:
     path.write_bytes(path.read_bytes()[:-count])
 
@@ -260,6 +271,7 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             shards=3,
         ),
         Plant("nothing", replace_file(SINGLE, b""), (SINGLE, "empty")),
+        Plant("link", link_nowhere(SINGLE), (SINGLE, "a link that leads nowhere")),
     ),
     "index/missing-shard": (
         Plant("deleted", lambda directory: (directory / SHARDS[1]).unlink(), (SHARDS[1],), shards=3),
@@ -271,6 +283,8 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             ("model-00004-of-00004.safetensors", "model.layers.9.x"),
             shards=3,
         ),
+        Plant("link", link_nowhere(SHARDS[1]), (SHARDS[1], "a link that leads nowhere"), shards=3),
+        Plant("links", link_nowhere(*SHARDS), ("3 of 3 shards", "links that lead nowhere"), shards=3),
     ),
     "index/missing-tensor": (
         Plant(
@@ -285,6 +299,34 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             "removed",
             edit_index(lambda index: index["weight_map"].pop(_KEYS)),
             (_KEYS,),
+            shards=3,
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "no index",
+            lambda directory: (directory / INDEX).unlink(),
+            ("there is no index", INDEX, SHARDS[0]),
+            shards=3,
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "nothing listed",
+            edit_index(lambda index: index["weight_map"].clear()),
+            (INDEX, "lists no tensor", "21 tensors"),
+            shards=3,
+            level="warning",
+            certainty="conflict",
+        ),
+        Plant(
+            "a shard forgotten",
+            edit_index(
+                lambda index: index.update(
+                    weight_map={name: file for name, file in index["weight_map"].items() if file != SHARDS[1]}
+                )
+            ),
+            (SHARDS[1], "does not list"),
             shards=3,
             level="warning",
             certainty="conflict",

@@ -235,13 +235,14 @@ class AsyncClient:
         batch: int | list[int] = 1,
         tokens: int | list[int] = 1,
         layers: int = 1,
-        dtype: Literal["float64", "float32", "bfloat16", "float16", "float8"] = "bfloat16",
+        dtype: Literal["float64", "float32", "bfloat16", "float16", "float8"] | None = None,
         multiple_of: int = 256,
         checkpoint: str | None = None,
     ) -> BudgetAnswer:
         """Parameters, activations and FLOPs of a feed-forward block, counted.
 
-        Sizes, or a `checkpoint` to take them from. A list in one size sweeps it.
+        Sizes, or a `checkpoint` to take them from. A list in one size sweeps it. Without `dtype` the
+        one that the checkpoint is stored in, else bfloat16.
         """
         message = compose(
             BudgetRequest,

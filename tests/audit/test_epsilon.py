@@ -73,6 +73,38 @@ def test_another_engine_that_differs_is_an_error(dialect: str, llama: Path) -> N
     assert report.verdict == "fail"
 
 
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, ()),
+        ({"model_type": "llama", "hidden_size": 48}, ()),
+        ({"model_type": "gpt2"}, ("model_type 'gpt2' is 'llama' in config.json",)),
+        ({"hidden_size": 64, "vocab_size": 96}, ("hidden_size 64 is 48 in config.json",)),
+        (
+            {"model_type": "qwen3", "num_attention_heads": 8},
+            ("model_type 'qwen3' is 'llama'", "num_attention_heads 8 is 4"),
+        ),
+    ],
+)
+def test_that_only_epsilons_are_compared_is_told(other: dict[str, Any], words: tuple[str, ...], llama: Path) -> None:
+    report, coverage = audited(llama, other | {"rms_norm_eps": 1e-5})
+    assert (report.findings, report.verdict) == ((), "pass")
+    (skipped,) = coverage.skipped
+    assert skipped.reason.startswith("only epsilons are compared with engine.json")
+    assert ("another model" in skipped.reason) == bool(words)
+    for word in words:
+        assert word in skipped.reason
+    report, _ = audited(llama, other | {"rms_norm_eps": 1e-6})
+    assert report.findings[0].message.endswith("Only epsilons were compared with engine.json")
+
+
+def test_a_question_to_a_checkpoint_of_no_family_is_inconclusive(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_json("config.json", model_type="llamax")(tmp_path)
+    question = AuditQuestion(rules=(RULE,), against={"rms_norm_eps": 1e-5})
+    assert audit_checkpoint(tmp_path, question).verdict == "inconclusive"
+
+
 def test_the_float32_of_a_decimal_agrees_with_it(llama: Path) -> None:
     report, _ = audited(llama, {"llama.attention.layer_norm_rms_epsilon": float(torch.tensor(1e-5))})
     assert report.findings == ()

@@ -136,6 +136,81 @@ def test_a_padded_width(places: Tensor, tmp_path: Path) -> None:
     assert audited(tmp_path).findings == ()
 
 
+def _pad_plain(tensors: Tensors, width: int, places: Tensor) -> None:
+    """Widen every network of a gpt2 with neurons of zeros; `places` are those of the old ones."""
+    for layer in (0, 1):
+        prefix = f"transformer.h.{layer}.mlp."
+        for name, axis in (("c_fc.weight", 1), ("c_fc.bias", 0), ("c_proj.weight", 0)):
+            old = tensors[prefix + name]
+            shape = list(old.shape)
+            shape[axis] = width
+            tensors[prefix + name] = torch.zeros(shape).index_copy(axis, places, old)
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_a_padded_width_of_a_plain_network(places: Tensor, tmp_path: Path) -> None:
+    healthy_checkpoint("gpt2", tmp_path)
+    edit_tensors(lambda tensors: _pad_plain(tensors, 128, places))(tmp_path)
+    report = audited(tmp_path)
+    notes = [(finding.rule, finding.level, finding.layer) for finding in report.findings]
+    assert notes == [("config/shape", "note", 0), ("config/shape", "note", 1)]
+    assert all("16 of them are zero in up and down" in finding.message for finding in report.findings)
+    (values,) = (entry for entry in report.coverage if entry.rule == "tensor/non-finite")
+    assert values.checked == report.checkpoint.tensors
+
+    edit_json("config.json", n_inner=128)(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "activation"), [("llama", "linear"), ("phi3", "linear"), ("llama", "tanh")], ids=str
+)
+def test_a_padded_width_where_the_gate_is_not_asked_for(family: str, activation: str, tmp_path: Path) -> None:
+    healthy_checkpoint(family, tmp_path, config={"hidden_act": activation})
+
+    def pad(tensors: Tensors) -> None:
+        for layer in (0, 1):
+            prefix = f"model.layers.{layer}.mlp."
+            if family == "phi3":
+                gate, up = tensors.pop(f"{prefix}gate_up_proj.weight").chunk(2)
+                tensors |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
+        _pad(tensors, 128, PLACES["at the end"])
+        for layer in (0, 1) if family == "phi3" else ():
+            prefix = f"model.layers.{layer}.mlp."
+            halves = [tensors.pop(f"{prefix}{name}_proj.weight") for name in ("gate", "up")]
+            tensors[f"{prefix}gate_up_proj.weight"] = torch.cat(halves)
+
+    edit_tensors(pad)(tmp_path)
+    report = audit_checkpoint(tmp_path)
+    notes = [(finding.rule, finding.level, finding.layer) for finding in report.findings]
+    assert notes == [("config/shape", "note", 0), ("config/shape", "note", 1)]
+
+
+@pytest.mark.parametrize("name", ["c_fc.weight", "c_fc.bias", "c_proj.weight"])
+def test_a_plain_network_that_is_too_wide_with_neurons_that_act(name: str, tmp_path: Path) -> None:
+    healthy_checkpoint("gpt2", tmp_path)
+
+    def widen(tensors: Tensors) -> None:
+        _pad_plain(tensors, 128, PLACES["at the end"])
+        for layer in (0, 1):
+            tensor = tensors[f"transformer.h.{layer}.mlp.{name}"]
+            tensor[127 if name == "c_proj.weight" else (..., 127)] = 0.5
+
+    edit_tensors(widen)(tmp_path)
+    findings = audit_checkpoint(tmp_path).findings
+    assert {(finding.rule, finding.level) for finding in findings} == {("config/shape", "error")}
+
+
+def test_padding_excuses_nothing_else_in_the_layer(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_tensors(lambda tensors: _pad(tensors, 128, PLACES["at the end"]))(tmp_path)
+    put(f"{LAYER}input_layernorm.weight", torch.ones(40))(tmp_path)
+    errors = [finding for finding in audit_checkpoint(tmp_path).findings if finding.level == "error"]
+    assert [(finding.rule, finding.tensors) for finding in errors] == [
+        ("config/shape", (f"{LAYER}input_layernorm.weight",))
+    ]
+
+
 def test_a_width_that_is_wrong_though_some_neurons_are_idle(tmp_path: Path) -> None:
     healthy_checkpoint("llama", tmp_path)
     edit_tensors(lambda tensors: _pad(tensors, 128, torch.arange(112)))(tmp_path)

@@ -132,16 +132,47 @@ def test_a_tensor_in_two_shards(sharded: Path) -> None:
     assert checkpoint.entries[norm].file.name == home
     # Without an index nothing says which copy counts.
     (sharded / INDEX).unlink()
-    only_fault(sharded, "duplicate", fatal=True)
+    without = open_checkpoint(sharded)
+    assert [fault.kind for fault in faults(without)] == ["unlisted-tensor", "duplicate"]
+    with pytest.raises(DamagedCheckpoint, match=norm):
+        without.require_usable()
 
 
 def test_shards_without_an_index(sharded: Path) -> None:
     (sharded / INDEX).unlink()
-    assert open_checkpoint(sharded).faults == ()
+    fault = only_fault(sharded, "unlisted-tensor", fatal=False)
+    assert fault.message.startswith(f"there is no index {INDEX} for {FIRST}, {SECOND}, {THIRD}")
+    assert len(fault.tensors) == 21
+    # What looks for the absent shard comes first: its index may come with it.
     (sharded / SECOND).unlink()
     fault = only_fault(sharded, "missing-shard", fatal=True)
     assert fault.message.startswith("1 of 3 shards named model-*-of-00003 are absent")
     assert fault.file.name == SECOND
+
+
+def test_shards_of_another_name_with_an_index_of_theirs(sharded: Path) -> None:
+    (sharded / INDEX).rename(sharded / "consolidated.safetensors.index.json")
+    for name in (FIRST, SECOND, THIRD):
+        (sharded / name).rename(sharded / name.replace("model", "consolidated"))
+    assert open_checkpoint(sharded).faults == ()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_an_index_that_lists_nothing(tmp_path: Path, shards: int) -> None:
+    directory = tiny_checkpoint("llama", tmp_path, shards=shards)
+    write_index(directory, {}, total_size=1)
+    fault = only_fault(directory, "unlisted-tensor", fatal=False)
+    assert len(fault.tensors) == 21
+    assert f"{INDEX} lists no tensor" in fault.message
+    assert open_checkpoint(directory).layers == 2
+
+
+def test_an_index_that_forgot_a_whole_shard(sharded: Path) -> None:
+    forgotten = load_file(sharded / SECOND)
+    edit(sharded, without=list(forgotten))
+    fault = only_fault(sharded, "unlisted-tensor", fatal=False)
+    assert (fault.file.name, set(fault.tensors)) == (SECOND, set(forgotten))
+    assert len(open_checkpoint(sharded).entries) == 21
 
 
 @pytest.mark.parametrize("where", ["model.safetensors", "consolidated.safetensors"])

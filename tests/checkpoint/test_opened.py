@@ -13,7 +13,7 @@ from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.layers import shape_faults
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.roots import Roots
-from glassblock.errors import DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
+from glassblock.errors import AccessRefused, DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
 from makers import tiny_checkpoint, write_container
 from safetensors.torch import load_file, save_file
 
@@ -182,7 +182,7 @@ def test_params_are_reported(llama: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling"])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling", "circle"])
 def test_what_is_no_file_but_has_the_name_of_one(llama: Path, kind: str) -> None:
     path = llama / "model.safetensors"
     path.unlink()
@@ -191,14 +191,12 @@ def test_what_is_no_file_but_has_the_name_of_one(llama: Path, kind: str) -> None
     elif kind == "folder":
         path.mkdir()
     else:
-        path.symlink_to(llama / "nowhere")
-    if kind == "dangling":
-        with pytest.raises(UnknownCheckpoint, match=r"model\.safetensors is not there"):
-            open_checkpoint(llama)
-        return
+        path.symlink_to(llama / ("nowhere" if kind == "dangling" else path.name))
     checkpoint = open_checkpoint(llama)
     assert [fault.rule for fault in checkpoint.faults] == ["container/not-safetensors"]
-    with pytest.raises(DamagedCheckpoint, match="not a regular file"):
+    assert checkpoint.family_fault is None
+    words = "not a regular file" if kind in {"fifo", "folder"} else "is a link that leads nowhere"
+    with pytest.raises(DamagedCheckpoint, match=words):
         checkpoint.require_usable()
     if kind == "folder":
         with pytest.raises(UnknownCheckpoint, match="holds no safetensors file"):
@@ -206,6 +204,74 @@ def test_what_is_no_file_but_has_the_name_of_one(llama: Path, kind: str) -> None
         return
     bare = open_checkpoint(path)
     assert [fault.rule for fault in bare.faults] == ["container/not-safetensors"]
+    assert (bare.family, bare.family_fault) == (ARCHITECTURES["llama"], None)
+
+
+SHARDS = tuple(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
+
+
+def broken_links(directory: Path, *names: str) -> Path:
+    """Put links in place of files, as an interrupted download into a cache leaves them."""
+    for name in names:
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).symlink_to(directory / "blobs" / name)
+    return directory
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("absent", [(1,), (0, 2), (0, 1, 2)])
+def test_shards_that_are_links_to_nowhere_are_absent(tmp_path: Path, absent: tuple[int, ...], index: bool) -> None:
+    directory = tiny_checkpoint("llama", tmp_path, shards=3)
+    broken_links(directory, *(SHARDS[number] for number in absent))
+    if not index:
+        (directory / "model.safetensors.index.json").unlink()
+    checkpoint = open_checkpoint(directory)
+    (fault,) = checkpoint.faults
+    assert fault.rule == "index/missing-shard"
+    assert fault.file.name == SHARDS[absent[0]]
+    assert "nowhere" in fault.message
+    assert len(fault.message) < 600
+    assert set(checkpoint.containers) == {SHARDS[number] for number in range(3) if number not in absent}
+    with pytest.raises(DamagedCheckpoint, match="nowhere"):
+        checkpoint.require_usable()
+
+
+def test_links_of_shards_in_a_circle_are_absent(tmp_path: Path) -> None:
+    directory = tiny_checkpoint("llama", tmp_path, shards=3)
+    for one, other in (SHARDS[:2], SHARDS[1::-1]):
+        (directory / one).unlink()
+        (directory / one).symlink_to(other)
+    (fault,) = open_checkpoint(directory).faults
+    assert (fault.rule, "2 of them are links" in fault.message) == ("index/missing-shard", True)
+
+
+def test_a_shard_opened_alone_that_is_a_link_to_nowhere(tmp_path: Path) -> None:
+    directory = broken_links(tiny_checkpoint("llama", tmp_path, shards=3), SHARDS[1])
+    (fault,) = open_checkpoint(directory / SHARDS[1]).faults
+    assert fault.rule == "container/not-safetensors"
+
+
+def test_a_link_to_nowhere_hides_no_shards(tmp_path: Path) -> None:
+    directory = broken_links(tiny_checkpoint("llama", tmp_path, shards=3), "model.safetensors")
+    checkpoint = open_checkpoint(directory)
+    assert [fault.rule for fault in checkpoint.faults] == ["container/not-safetensors"]
+    assert (set(checkpoint.containers), checkpoint.layers) == (set(SHARDS), 2)
+    checkpoint.require_usable()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_json_file_that_is_a_link_to_nowhere_is_one_fault(tmp_path: Path, name: str) -> None:
+    directory = broken_links(tiny_checkpoint("llama", tmp_path, shards=3), name)
+    (fault,) = open_checkpoint(directory).faults
+    assert (fault.rule, fault.file.name) == ("container/header", name)
+    assert "is a link that leads nowhere" in fault.message
+
+
+def test_a_link_to_nowhere_outside_is_refused(llama: Path, tmp_path: Path) -> None:
+    (llama / "model.safetensors").unlink()
+    (llama / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(AccessRefused):
+        open_checkpoint(llama)
 
 
 # --- damage -----------------------------------------------------------------------------------------------------

@@ -95,6 +95,26 @@ def test_links_that_leave_the_roots_are_refused(root: Path, tmp_path: Path) -> N
     assert "away" not in roots.list()
 
 
+def test_a_refused_link_does_not_hide_the_same_name_in_another_root(root: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    tiny_checkpoint("llama", second / "away")
+    (root / "away").symlink_to(tmp_path / "outside")
+    for paths in ([root, second], [second, root]):
+        assert Roots(paths).resolve("away") == second / "away"
+    with pytest.raises(AccessRefused, match="through a link"):
+        Roots([root, tmp_path / "empty"]).resolve("away")
+
+
+@pytest.mark.parametrize("target", ["nowhere", "model.safetensors"])
+def test_a_weight_file_that_is_a_link_to_nowhere_is_damage(root: Path, target: str) -> None:
+    path = root / "bare" / "model.safetensors"
+    path.unlink()
+    path.symlink_to(target)
+    found = Roots([root]).resolve("bare/model.safetensors")
+    assert found == path
+    assert "leads nowhere" in open_checkpoint(found, roots=Roots([root])).faults[0].message
+
+
 def test_links_inside_the_roots_are_followed(root: Path, tmp_path: Path) -> None:
     (root / "latest").symlink_to(root / "org" / "small")
     roots = Roots([root, tmp_path / "outside"])

@@ -159,6 +159,32 @@ def test_an_output_that_cannot_be_written_is_said_before_the_audit(checkpoint: P
     assert service.asked == []
 
 
+def test_leave_to_write_is_asked_where_the_report_is_put(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Replacing a file takes leave of its folder too. Asked through os.access, which the superuser always passes.
+    target = tmp_path / "report.json"
+    target.write_text("old")
+    service = audited(report())
+    for locked in (target, tmp_path):
+        monkeypatch.setattr(os, "access", lambda place, _mode, locked=locked: Path(place) != locked)
+        result = invoke(service, "audit", checkpoint, "--output", target)
+        assert (result.exit_code, result.stderr) == (2, f"error: --output: {target} may not be written\n")
+    assert service.asked == []
+
+
+def test_an_output_that_fails_after_all_is_named(checkpoint: Path):
+    result = invoke(audited(report()), "audit", checkpoint, "--output", "/dev/full")
+    assert (result.exit_code, result.stderr) == (2, "error: /dev/full: No space left on device\n")
+
+
+def test_an_output_in_a_circle_of_links_is_one_line(checkpoint: Path, tmp_path: Path):
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    result = invoke(audited(report()), "audit", checkpoint, "--output", tmp_path / "a" / "report.json")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --output: ")
+
+
 def test_an_output_may_be_a_stream(checkpoint: Path, tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -225,9 +251,27 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "seed of a file": (["run", "{checkpoint}", "--layer", "0", "--input", "x.npy", "--seed", "1"], "--seed has no"),
     "no rows": (["run", "{checkpoint}", "--layer", "0", "--sample", "0"], "rows: input should be"),
     "a stage": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"], "known: x, normed"),
-    "input of another kind": (["run", "{checkpoint}", "--layer", "0", "--input", "x.txt"], "neither .npy nor"),
+    "no stage": (
+        ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", ","],
+        "--capture names no stage",
+    ),
+    "input of another kind": (["run", "{checkpoint}", "--layer", "0", "--input", __file__], "neither .npy nor"),
+    "absent input of no kind": (
+        ["run", "{checkpoint}", "--layer", "0", "--input", "/nope"],
+        "error: --input: /nope does not exist\n",
+    ),
+    "a folder as input": (["run", "{checkpoint}", "--layer", "0", "--input", "{checkpoint}"], "is a folder"),
     "absent input": (["run", "{checkpoint}", "--layer", "0", "--input", "/no/x.npy"], "/no/x.npy"),
     "sizes": (["budget", "--d-model", "4,x"], "--d-model: '4,x'"),
+    "no PATH": (["audit", ""], "the argument after audit is empty"),
+    "no PATH of a run": (["run", "--layer", "0", "--sample", "1", ""], "the argument after 1 is empty"),
+    "no PATH of a norm": (["norms", "", "--norm", "final", "--sample", "1"], "the argument after norms is empty"),
+    "no PATH of a budget": (["budget", ""], "the argument after budget is empty"),
+    "no URL": (["audit", "{checkpoint}", "--url", ""], "the argument after --url is empty"),
+    "no URL after =": (["audit", "{checkpoint}", "--url="], "the argument after --url is empty"),
+    "no root": (["serve", "--checkpoints", ""], "the argument after --checkpoints is empty"),
+    "no examples": (["demo", "--examples", ""], "the argument after --examples is empty"),
+    "no name": (["rules", ""], "the argument after rules is empty"),
     "an unknown rule": (["rules", "ffn/gate-up-swap"], "did you mean ffn/gate-up-swapped?"),
 }
 
@@ -242,6 +286,18 @@ def test_what_cannot_be_asked_is_one_error_line_and_status_2(checkpoint: Path, n
     assert told in result.stderr
     assert all(line.startswith("hint: ") for line in lines[1:])
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "back\\slash", "bell\x07", "not \udcff UTF-8"])
+def test_a_name_that_no_service_takes_is_said_to_be_one(tmp_path: Path, name: str):
+    folder = tmp_path / name
+    folder.mkdir()
+    service = FakeService({})
+    result = invoke(service, "audit", folder)
+    assert result.exit_code == 2
+    assert "in its name" in result.stderr
+    assert result.stderr.splitlines()[1:] == ["hint: rename it"]
+    assert service.asked == []
 
 
 def test_an_error_of_the_service_is_told_without_what_a_terminal_would_obey(checkpoint: Path):
@@ -471,6 +527,8 @@ def test_budget_counts_and_sweeps(checkpoint: Path):
     assert "d_ff" in swept.stdout.splitlines()[1]
     invoke(service, "budget", checkpoint)
     assert service.sent() == {"checkpoint": "tiny"}
+    invoke(service, "budget", checkpoint, "--dtype", "bfloat16")
+    assert service.sent() == {"checkpoint": "tiny", "dtype": "bfloat16"}
 
 
 def test_rules_lists_and_explains():

@@ -131,7 +131,8 @@ def test_a_checkpoint_brings_its_sizes(client: Client, family: str) -> None:
     answer = client.budgets(checkpoint=family, batch=2, tokens=[1, 8])
     kind = "plain" if family == "gpt2" else "gated"
     assert (answer.d_model, answer.d_ff, answer.layers, answer.kind) == (48, 112, 2, kind)
-    by_sizes = client.budgets(d_model=48, d_ff=112, layers=2, kind=kind, batch=2, tokens=[1, 8])
+    assert answer.dtype == "float32"  # as it is stored
+    by_sizes = client.budgets(d_model=48, d_ff=112, layers=2, kind=kind, batch=2, tokens=[1, 8], dtype="float32")
     assert answer == by_sizes
 
 

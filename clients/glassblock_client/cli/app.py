@@ -4,21 +4,23 @@ A command's module is imported when the command runs, so that `glassblock --help
 before numpy, HTTP and the messages are loaded.
 """
 
-import contextlib
 import importlib
-import io
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import glassblock
 import typer
-from glassblock.errors import GlassblockError
+from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.wire.printable import printable
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from glassblock_client.cli.streams import open_streams, settle_streams, tell
 
 NO_REPORT = 2
 """Exit status when no answer was possible: usage, an absent path, a refusal, a defect."""
@@ -61,6 +63,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command to run, loaded."""
         name, command, rest = super().resolve_command(ctx, args)
+        refuse_empty(args)
         return name, None if command is None else load_command(COMMANDS[str(command.name)]), rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -72,16 +75,17 @@ class CommandGroup(TyperGroup):
             complain(error)
             status = NO_REPORT
         except KeyboardInterrupt:
-            sys.stderr.write("interrupted\n")
+            tell("interrupted")
             status = INTERRUPTED
         except BrokenPipeError:
-            # Whoever read has gone. Python flushes stdout once more at exit: give it somewhere to go.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = NO_REPORT
+            status = NO_REPORT  # whoever read has gone: there is nobody to tell
         except OSError as error:
-            sys.stderr.write(f"error: {printable(str(error.filename or 'file'))}: {error.strerror or error}\n")
+            complain_of_file(error)
             status = NO_REPORT
+        except EOFError as defect:
+            complain_of_defect(defect)  # typer would make it status 1
+            status = NO_REPORT
+        settle_streams()
         raise typer.Exit(status)
 
 
@@ -95,12 +99,41 @@ def load_command(row: Command) -> TyperCommand:
     return command
 
 
+def refuse_empty(words: Sequence[str]) -> None:
+    """No argument of any command may be empty: it would stand for the current folder, or for nothing said.
+
+    Raises:
+        InvalidValue: one is, mostly because a variable was not set: `glassblock audit "$MODEL"`.
+    """
+    for before, word in pairwise(words):
+        if word == "--":
+            return
+        empty_option = word.startswith("--") and word.partition("=")[1:] == ("=", "")
+        if word == "" or empty_option:
+            where = word.rstrip("=") if empty_option else before
+            raise InvalidValue(
+                f"the argument after {where} is empty", hint=f"is a variable not set? `glassblock {words[0]} --help`"
+            )
+
+
 def complain(error: GlassblockError) -> None:
     """One line for what is wrong and one for what to do, on stderr."""
     known = f"; known: {', '.join(error.known)}" if error.known else ""
-    sys.stderr.write(printable(f"error: {error.message}{known}") + "\n")
+    tell(printable(f"error: {error.message}{known}"))
     if error.hint:
-        sys.stderr.write(printable(f"hint: {error.hint}") + "\n")
+        tell(printable(f"hint: {error.hint}"))
+
+
+def complain_of_file(error: OSError) -> None:
+    """One line for a file or stream that could not be read or written."""
+    tell(printable(f"error: {error.filename or 'output'}: {error.strerror or error}"))
+
+
+def complain_of_defect(defect: Exception) -> None:
+    """One line for a mistake of ours: its kind and its place."""
+    place = traceback.extract_tb(defect.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}, line {place.lineno}"  # noqa: PTH119  a name, not a path
+    tell(printable(f"error: a defect in glassblock, {where}: {type(defect).__name__}: {defect}"))
 
 
 app = typer.Typer(
@@ -130,14 +163,12 @@ def glassblock_command(
 
 def main() -> None:
     """The entry point `glassblock`."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    open_streams()
     try:
         app(prog_name="glassblock")
+    except OSError as error:  # typer's own help or usage had nowhere to go
+        complain_of_file(error)
     except Exception as defect:
-        place = traceback.extract_tb(defect.__traceback__)[-1]
-        where = f"{os.path.basename(place.filename)}, line {place.lineno}"  # noqa: PTH119  a name, not a path
-        told = f"error: a defect in glassblock, {where}: {type(defect).__name__}: {defect}"
-        sys.stderr.write(printable(told) + "\n")
-        sys.exit(NO_REPORT)
+        complain_of_defect(defect)
+    settle_streams()
+    sys.exit(NO_REPORT)

@@ -12,6 +12,7 @@ from glassblock.wire.audits import Report
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
 from glassblock_client.cli.files import read_json_object, require_writable, write_whole
 from glassblock_client.cli.screen import coloured, columns, progress_bar
+from glassblock_client.cli.streams import tell
 
 FILE_COLUMNS = 100
 FailOn = Literal["error", "warning", "never"]
@@ -24,7 +25,8 @@ def audit(
     *,
     report_format: Annotated[str, typer.Option("--format", help=f"One of {', '.join(REPORTS)}.")] = "text",
     output: Annotated[
-        Path | None, typer.Option(help="Write the report to this file, whole or not at all.", show_default=False)
+        Path | None,
+        typer.Option(help="Write the report to this file, whole or not at all.", readable=False, show_default=False),
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest level of a finding that makes the exit status 1.")] = "error",
     allow_inconclusive: Annotated[
@@ -81,7 +83,7 @@ def audit(
         sys.stdout.write(render(report, width=columns(), colour=coloured()))
     else:
         write_whole(output, [render(report, width=FILE_COLUMNS).encode()])
-        sys.stderr.write(f"{report.verdict}: the report is in {output}\n")
+        tell(f"{report.verdict}: the report is in {output}")
     return exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive)
 
 

@@ -31,8 +31,9 @@ def budget(
     tokens: Annotated[str, typer.Option(metavar="N,...", help="Tokens of a sequence.")] = "1",
     layers: Annotated[int, typer.Option(help="Layers.")] = 1,
     dtype: Annotated[
-        Literal["float64", "float32", "bfloat16", "float16", "float8"], typer.Option(help="Of weights and activations.")
-    ] = "bfloat16",
+        Literal["float64", "float32", "bfloat16", "float16", "float8"] | None,
+        typer.Option(help="Of weights and activations; the checkpoint's own, else bfloat16.", show_default=False),
+    ] = None,
     multiple_of: Annotated[int, typer.Option(help="Round the equal-parameter width up to this.")] = 256,
     answer_format: FormatOption = "text",
     url: UrlOption = None,

@@ -1,6 +1,9 @@
 """Where the answers come from: a service at a URL, or one started in this process."""
 
 import os
+import re
+import signal
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -11,11 +14,19 @@ import typer
 from glassblock.errors import AccessRefused, InvalidValue, ServiceUnavailable, UnknownCheckpoint
 
 from glassblock_client.backend import httpx
+from glassblock_client.cli.app import INTERRUPTED
 from glassblock_client.cli.screen import working
+from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
+
+GRACE_SECONDS = 1.0
+"""After Ctrl-C, for a service in this process to let go of its work."""
 
 REMOTE_SECONDS = 300.0
 """Longest silence of a remote service, unless --timeout says otherwise: a first look at a large checkpoint is slow."""
+
+UNSPEAKABLE = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
+"""What no service takes in a checkpoint's name."""
 
 Connect = Callable[..., AbstractContextManager[httpx.BaseTransport]]
 """`connect(*, roots, device)`: a service in this process. Tests hand another to the command line as its `obj`."""
@@ -87,11 +98,42 @@ def connected(
     if timeout is not None:
         raise InvalidValue("--timeout has no effect without --url", field="timeout")
     with ExitStack() as stack:
+        end = stack.enter_context(_prompt_end())
         with working("starting the service"):
             connect = cast("Connect | None", context.obj) or cast("Connect", door().connect)
             chosen = device or os.environ.get("GLASSBLOCK_DEVICE") or "auto"
             transport = stack.enter_context(connect(roots=tuple(roots), device=chosen))
-        yield stack.enter_context(Client("http://in-process", timeout=None, transport=transport))
+        client = stack.enter_context(Client("http://in-process", timeout=None, transport=transport))
+        try:
+            yield client
+        except KeyboardInterrupt:
+            end()
+            raise
+
+
+@contextmanager
+def _prompt_end() -> Generator[Callable[[], None]]:
+    """Ctrl-C, and at most GRACE_SECONDS for what then unwinds: a cancelled audit, scratch files.
+
+    A service in this process ends when its work does, and a matrix product in a thread cannot be
+    interrupted. So whatever has not ended in time ends with the process, which has no answer to give.
+    """
+    with ExitStack() as ended:
+
+        def end() -> None:
+            # Another Ctrl-C would break off the unwinding, and the process would wait for its threads after all.
+            ended.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
+            watch = threading.Timer(GRACE_SECONDS, _leave)
+            watch.daemon = True
+            watch.start()
+            ended.callback(watch.cancel)
+
+        yield end
+
+
+def _leave() -> None:
+    tell("interrupted")
+    os._exit(INTERRUPTED)  # answers are written after the service has ended: stdout holds nothing yet
 
 
 @contextmanager
@@ -103,6 +145,7 @@ def connected_to(
     Raises:
         UnknownCheckpoint: nothing is there.
         AccessRefused: it may not be looked at.
+        InvalidValue: its name cannot be a checkpoint's.
     """
     if url:
         with connected(context, url=url, timeout=timeout, device=device) as client:
@@ -132,6 +175,13 @@ def root_and_name(path: str) -> tuple[Path, str]:
         real = given.parent.resolve() / given.name
     if not real.name:
         raise InvalidValue("the root of the file system is no checkpoint", field="PATH")
+    if odd := UNSPEAKABLE.search(real.name):
+        raise InvalidValue(
+            f"{real.name!r} has {odd.group()!r} in its name; a checkpoint's name is part of a URL and of every report,"
+            " and holds no backslash, no control character and nothing but UTF-8",
+            field="PATH",
+            hint="rename it",
+        )
     return real.parent, real.name
 
 

@@ -1,6 +1,7 @@
 """`glassblock demo`: the story of the silent swap, on the shipped example."""
 
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -71,7 +72,7 @@ def _names_only(report: Report, layer: int) -> bool:
 
 
 def _examples_folder(given: Path | None) -> Path:
-    folder = REPOSITORY_EXAMPLES if given is None else given.resolve()
+    folder = REPOSITORY_EXAMPLES if given is None else Path(os.path.realpath(given))
     if not (folder / EXAMPLE).is_dir() or not (folder / "plant_swap.py").is_file():
         where = "beside this package" if given is None else f"in {given}"
         raise ServiceUnavailable(

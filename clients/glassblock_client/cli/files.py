@@ -42,13 +42,16 @@ def read_x(path: Path, *, option: str = "--input") -> WireTensor:
     Raises:
         InvalidValue: another kind of file, damaged, or without `x`.
     """
+    if not path.exists():
+        raise _refused(option, path, "does not exist")
+    if path.is_dir():
+        raise _refused(option, path, "is a folder")
+    if path.suffix not in {".npy", ".safetensors"}:
+        raise _refused(option, path, "is neither .npy nor .safetensors")
     try:
         if path.suffix == ".npy":
             return wire_from_array(np.load(path, mmap_mode="r", allow_pickle=False), field=option)
-        if path.suffix == ".safetensors":
-            _, tensors = read_tensors(np.memmap(path, np.uint8, mode="r").data)
-        else:
-            raise _refused(option, path, "is neither .npy nor .safetensors")
+        _, tensors = read_tensors(np.memmap(path, np.uint8, mode="r").data)
     except (ValueError, EOFError) as fault:  # numpy: an empty file, a pickle, a damaged header
         raise _refused(option, path, f"cannot be read: {fault}") from fault
     except InvalidValue as fault:
@@ -70,22 +73,38 @@ def require_writable(path: Path, *, option: str = "--output") -> None:
     Raises:
         InvalidValue: no such folder, or no leave to write there.
     """
-    folder = path.resolve().parent
-    if not folder.is_dir():
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
         raise _refused(option, path, "lies in a folder that is not there")
-    if path.is_dir():
+    if target.is_dir():
         raise _refused(option, path, "is a folder")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    # A file is replaced, which takes leave of its folder; a stream is written into.
+    places = [target] if target.exists() else []
+    if not places or target.is_file():
+        places.append(target.parent)
+    if not all(os.access(place, os.W_OK) for place in places):
         raise _refused(option, path, "may not be written")
 
 
 def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file so that it is there whole or not at all; what stood there before stays until then."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace
-        with target.open("wb") as stream:
-            stream.writelines(chunks)
-        return
+    """Write a file so that it is there whole or not at all; what stood there before stays until then.
+
+    Raises:
+        OSError: naming `path`, which the draft's own error would not.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace
+            with target.open("wb") as stream:
+                stream.writelines(chunks)
+        else:
+            _replace(target, chunks)
+    except OSError as fault:
+        fault.filename = str(path)
+        raise
+
+
+def _replace(target: Path, chunks: Iterable[bytes | memoryview]) -> None:
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         with draft.open("xb") as file:

@@ -18,6 +18,7 @@ from rich.text import Text
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
 from glassblock_client.cli.files import read_x, require_writable, write_whole
 from glassblock_client.cli.screen import show, working
+from glassblock_client.cli.streams import tell
 from glassblock_client.exchange import compose
 from glassblock_client.tensors import wire_from_array
 
@@ -79,7 +80,9 @@ def run(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the stages to this .safetensors file.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write the stages to this .safetensors file.", readable=False, show_default=False
+        ),
     ] = None,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
@@ -87,6 +90,9 @@ def run(
     device: DeviceOption = None,
 ) -> None:
     """Run one feed-forward block and show its stages."""
+    stages = ALL_STAGES if capture is None else tuple(stage.strip() for stage in capture.split(",") if stage.strip())
+    if not stages:
+        raise InvalidValue("--capture names no stage", field="capture", known=ALL_STAGES)
     x, rows = chosen_input(input_file, sample, seed)
     overrides = compose(
         Overrides,
@@ -101,7 +107,6 @@ def run(
     )
     if output is not None:
         require_writable(output)
-    stages = ALL_STAGES if capture is None else tuple(stage.strip() for stage in capture.split(",") if stage.strip())
     with (
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         working(f"running layer {layer}"),
@@ -118,7 +123,7 @@ def run(
     if output is not None:
         tensors = {stage: wire_from_array(array, field=stage) for stage, array in reply.tensors.items()}
         write_whole(output, frame("response", reply.answer.model_dump_json(), tensors))
-        sys.stderr.write(f"{', '.join(tensors)}: written to {output}\n")
+        tell(f"{', '.join(tensors)}: written to {output}")
     if answer_format == "json":
         sys.stdout.write(reply.answer.model_dump_json(indent=2) + "\n")
     else:

@@ -1,11 +1,14 @@
 """`glassblock serve`: the service, listening."""
 
+import os
+import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from glassblock_client.cli.connection import door
+from glassblock_client.cli.streams import settle_streams
 
 
 def serve(
@@ -35,4 +38,9 @@ def serve(
         "device": device,
         "allow_open": allow_open or None,
     }
+    before = set(threading.enumerate())
     door().serve(**{name: value for name, value in given.items() if value is not None})
+    if any(not thread.daemon for thread in set(threading.enumerate()) - before):
+        # Work that outlived its grace has no caller any more, and Python would wait for its thread.
+        settle_streams()
+        os._exit(0)

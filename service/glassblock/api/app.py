@@ -1,7 +1,9 @@
 """The ASGI application: routes made from the endpoint table, errors from the answer table."""
 
+import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,7 +20,7 @@ from glassblock.api.bodies import parse_body, read_body, render
 from glassblock.api.openapi import document
 from glassblock.api.routes import ROUTES, Call, Route, Service
 from glassblock.api.settings import MIB, Settings
-from glassblock.errors import GlassblockError
+from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.jobs.audits import AuditJobs
 from glassblock.operations.operations import Operations
 from glassblock.operations.store import CheckpointStore
@@ -30,13 +32,24 @@ LIGHT_THREADS = 8
 MAX_MESSAGE_BYTES = 16 * MIB
 """Largest body of an endpoint that takes no tensors."""
 
+ABSENT = "does not exist"
 
-def create_app(settings: Settings) -> FastAPI:
+
+def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
     """The service for `settings`.
+
+    Args:
+        roots_may_come: a root that is not there yet is accepted: the service is alive, and ready once it is there.
 
     Raises:
         InvalidValue: a root is no folder, or the device is not here.
     """
+    for root in settings.roots:
+        why = root_trouble(root)
+        if why is not None and not (roots_may_come and why == ABSENT):
+            raise InvalidValue(
+                f"{root} {why}, so no checkpoints can lie under it", field="roots", hint="give a folder that holds some"
+            )
     store = CheckpointStore(settings.roots, device=settings.device, resident_bytes=settings.resident_mib * MIB)
     operations = Operations(store)
     service = Service(operations, AuditJobs(operations.audit, status_of=lambda error: ANSWERS[type(error)]))
@@ -57,6 +70,17 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, answer_defect)
     return app
+
+
+def root_trouble(root: Path) -> str | None:
+    """Why `root` cannot hold checkpoints; None where it can."""
+    try:
+        mode = root.stat().st_mode
+    except FileNotFoundError:
+        return ABSENT
+    except (OSError, ValueError) as fault:  # ValueError: a NUL in the path
+        return f"cannot be looked at ({str(getattr(fault, 'strerror', None) or fault).lower()})"
+    return None if stat.S_ISDIR(mode) else "is not a folder"
 
 
 def _answer(

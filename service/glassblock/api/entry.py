@@ -1,8 +1,10 @@
 """The one door through which the command line starts a service: inside its own process, or to listen."""
 
 import signal
+import socket
+import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,8 +17,14 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from glassblock.api.answers import invalid_value
-from glassblock.api.app import create_app
+from glassblock.api.app import create_app, root_trouble
+from glassblock.api.listening import listening_sockets, url_of
 from glassblock.api.settings import Settings
+from glassblock.operations.store import usable_device
+from glassblock.wire.printable import printable
+
+GRACE_SECONDS = 30
+"""What requests under way are given when the service is told to stop."""
 
 
 @contextmanager
@@ -30,7 +38,7 @@ def connect(*, roots: Sequence[Path], device: str = "auto") -> Generator[httpx.B
     Raises:
         InvalidValue: a root is no folder, or the device is not here.
     """
-    app = create_app(Settings(roots=tuple(roots), device=device))
+    app = create_app(_settings(roots=tuple(roots), device=device))
     with (
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(app.router.lifespan_context(app)),
@@ -39,33 +47,61 @@ def connect(*, roots: Sequence[Path], device: str = "auto") -> Generator[httpx.B
 
 
 def serve(**given: Any) -> None:
-    """Listen until SIGTERM or SIGINT; requests under way are finished first.
+    """Listen until SIGTERM or SIGINT; requests under way are finished first. Says on stderr where it listens.
 
     Args:
         given: fields of `Settings`; what is not given comes from `GLASSBLOCK_*` or its default.
 
     Raises:
-        InvalidValue: a setting cannot be used, or the address is open to others without leave.
+        InvalidValue: a setting cannot be used, the address is open to others without leave, or the port is taken.
     """
-    try:
-        settings = Settings(**given)
-    except ValidationError as fault:
-        raise invalid_value(fault) from fault
+    settings = _settings(**given)
     settings.refuse_open_address()
-    app = create_app(settings)
+    # What somebody has just typed must be there; what an environment names may be mounted later.
+    app = create_app(settings, roots_may_come="roots" not in given)
+    listeners = listening_sockets(settings.host, settings.port)
     # uvicorn stops gracefully, then raises the signal again: these make that an ordinary return.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _return)
-    graceful = 30  # seconds that requests under way are given
     config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        timeout_graceful_shutdown=graceful,
-        access_log=False,
-        server_header=False,
+        app, timeout_graceful_shutdown=GRACE_SECONDS, log_level="warning", access_log=False, server_header=False
     )
-    uvicorn.Server(config).run()
+    _Server(config, settings).run(sockets=listeners)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, with one line once it listens in place of its own four."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+        super().__init__(config)
+        self._settings = settings
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started or not sockets:
+            return
+        url = url_of(self._settings.host, sockets[0])
+        roots = ", ".join(_told_root(root) for root in self._settings.roots) or "none"
+        device = usable_device(self._settings.device)
+        with suppress(OSError):  # nobody reads it: no reason not to serve
+            sys.stderr.write(printable(f"glassblock listens on {url} (device {device}, roots: {roots})") + "\n")
+            sys.stderr.flush()
+
+
+def _told_root(root: Path) -> str:
+    why = root_trouble(root)
+    return str(root) if why is None else f"{root} ({why})"
+
+
+def _settings(**given: Any) -> Settings:
+    try:
+        return Settings(**given)
+    except ValidationError as fault:
+        error = invalid_value(fault)
+        name = str(error.field).partition(".")[0]
+        told = "`glassblock serve --help` tells what it may be"
+        error.hint = told if name in given else f"it is set by GLASSBLOCK_{name.upper()} in the environment"
+        raise error from fault
 
 
 def _return(_number: int, _frame: FrameType | None) -> None: ...

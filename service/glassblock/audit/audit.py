@@ -14,7 +14,7 @@ from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.rule import Rule, apply_rule
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
-from glassblock.errors import InvalidValue
+from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.wire.audits import AuditedCheckpoint, Coverage, Finding, LayerMetrics, Report, Verdict
 
 __all__ = ["AuditCancelled", "AuditQuestion", "Progress", "audit_checkpoint"]
@@ -45,8 +45,10 @@ def audit_checkpoint(
 
     Raises:
         InvalidValue: An unknown rule, or `against` beside rules that leave out its only reader.
-        UnknownCheckpoint, AccessRefused, UnknownFamily, ServiceUnavailable: See `open_checkpoint`. Damage is never
+        UnknownCheckpoint, AccessRefused, UnknownFamily, ServiceUnavailable: See `open_checkpoint`. Damage is not
             raised; it is in the report.
+        DamagedCheckpoint: A file was changed while it was audited: no report would be about one checkpoint. Also a
+            file that cannot be read to its end, where the question leaves out the rule that would report it.
         AuditCancelled: `cancelled` answered true.
     """
     question = question or AuditQuestion()
@@ -60,6 +62,7 @@ def audit_checkpoint(
         progress=progress or (lambda _done, _total, _message: None),
         cancelled=cancelled or (lambda: False),
     )
+    _require_told(evidence, rules)
     findings: list[Finding] = []
     coverage: dict[str, Coverage] = {}
     for rule in rules:
@@ -98,13 +101,23 @@ def _rules_of(question: AuditQuestion) -> tuple[Rule, ...]:
     return rules
 
 
+def _require_told(evidence: Evidence, rules: Iterable[Rule]) -> None:
+    """Raise what came over the files during the audit where no rule that was asked would tell it."""
+    names = {rule.name for rule in rules}
+    for fault in evidence.read_faults:
+        if fault.rule not in names:
+            raise DamagedCheckpoint(
+                fault.message, hint=fault.hint, file=fault.file.name, tensor=fault.tensor, byte=fault.byte
+            )
+
+
 def _verdict(evidence: Evidence, findings: Iterable[Finding], coverage: dict[str, Coverage]) -> Verdict:
     """Fail for an error; inconclusive where what was asked could not be answered."""
     if any(finding.level == "error" for finding in findings):
         return "fail"
     if evidence.question.against is not None:
         answered = coverage[_EPS_RULE]
-        if answered.undecidable or answered.skipped:
+        if answered.undecidable or not answered.checked:
             return "inconclusive"
     for name in GATE_RULE_NAMES:
         asked = coverage.get(name)

@@ -6,11 +6,12 @@ from typing import Any
 
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.names import in_words, only_layer
+from glassblock.audit.padding import network_entries, wider_than_declared
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import declared_flags
-from glassblock.checkpoint.layers import LayerFault, LayerTensors, head_entry
-from glassblock.checkpoint.settings import size_of, tied_of
+from glassblock.checkpoint.layers import LayerFault, head_entry
+from glassblock.checkpoint.settings import tied_of
 from glassblock.errors import DamagedCheckpoint
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
@@ -29,7 +30,8 @@ def _shape(evidence: Evidence) -> Iterator[Outcome]:
         names = tuple(entry.name for entry in weights.values())
         fix = Fix(action="correct-config", description="Set the width in the config to the stored one.")
         yield Found(text, layer, names, fix=fix, level="note", certainty="risk")
-    faults = [fault for fault in evidence.misfits if fault.kind == "shape" and fault.layer not in padded]
+    explained = {entry.name for layer in padded for entry in network_entries(evidence.layers[layer])}
+    faults = [fault for fault in evidence.misfits if fault.kind == "shape" and fault.tensor not in explained]
     alike: dict[str, list[LayerFault]] = defaultdict(list)
     for fault in faults:
         # The same words about tensors of many layers are one mistake.
@@ -55,26 +57,15 @@ def _misshapen(group: list[LayerFault]) -> Found:
 
 def _padding(evidence: Evidence, layer: int) -> str | None:
     """In words, that the layer is wider than declared by idle neurons only; None where it is not."""
-    tensors = evidence.layers[layer]
-    config, idle = evidence.checkpoint.config, evidence.idle_neurons.get(layer)
-    stored = _stored_width(evidence, tensors)
-    if config is None or idle is None or stored is None:
+    width = wider_than_declared(evidence.checkpoint, evidence.layers[layer])
+    if width is None or width.stored - width.declared.value != evidence.idle_neurons.get(layer):
         return None
-    declared = size_of(config, evidence.family, "intermediate")
-    if not 0 < stored - declared.value == idle:
-        return None
+    parts = "gate, up and down" if evidence.family.feed_forward.gated else "up and down"
     return (
-        f"layer {layer} stores {stored} neurons where {declared.source} is {declared.value}: {idle} of them are zero "
-        "in gate, up and down, so the width was padded and the function is the same; a loader that goes by the "
-        "config refuses the shapes"
+        f"layer {layer} stores {width.stored} neurons where {width.declared.source} is {width.declared.value}: "
+        f"{width.stored - width.declared.value} of them are zero in {parts}, so the width was padded and the function "
+        "is the same; a loader that goes by the config refuses the shapes"
     )
-
-
-def _stored_width(evidence: Evidence, tensors: LayerTensors) -> int | None:
-    down = tensors.weights.get("down")
-    if down is None or len(down.shape) != 2:
-        return None
-    return down.shape[1 if evidence.family.feed_forward.layout == "out_in" else 0]
 
 
 def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
@@ -185,10 +176,12 @@ CONFIG_RULES: tuple[Rule, ...] = (
         "config/shape",
         "error",
         "proved",
-        what="A size in the config is not the size of the tensors, or the number of layers is not.",
+        what="A width, the vocabulary or the number of layers in the config is not that of the tensors.",
         hurts="Loading fails, or a loader that builds from the config leaves tensors out.",
-        detection="Every size is derived from the tensors and compared. Neurons that are zero throughout are padding.",
-        fooled_by="A config and tensors that are wrong together.",
+        detection="The shapes of the embedding, the head, the network and the norms are compared, and layers counted. "
+        "Neurons that are zero throughout are padding. The projections of attention are not looked at: numbers of "
+        "heads are compared only where a norm of queries or keys has that length.",
+        fooled_by="A config and tensors that are wrong together. A wrong number of heads in most families.",
         report="https://github.com/QwenLM/Qwen3/issues/578",
         needs=(),
         look=_shape,

@@ -3,13 +3,14 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from glassblock.audit.evidence import EmbeddingEnergy, Evidence
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.checkpoint.config import ConfigFile, DeclaredEps, declared_eps
+from glassblock.checkpoint.config import ConfigFile, DeclaredEps, declared_eps, find
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.settings import Sourced, eps_of
 from glassblock.errors import DamagedCheckpoint
@@ -64,6 +65,9 @@ def _against(evidence: Evidence, ours: Mapping[str, Sourced[float]], config: Map
     stated = [eps for eps in declared_eps(file, row) if eps.key is not None]
     unspoken = [role for role in ours if not _speaking_of(role, stated)]
     yield Checked(len(ours) - len(unspoken))
+    yield Skipped(
+        reason=f"only epsilons are compared with {name}, nothing else in it{_of_another_model(evidence, file)}"
+    )
     if unspoken:
         yield Undecidable(
             reason=f"{name} states no epsilon for the norms {', '.join(unspoken)}",
@@ -74,7 +78,22 @@ def _against(evidence: Evidence, ours: Mapping[str, Sourced[float]], config: Map
         for eps in _speaking_of(role, stated):
             by_source.setdefault((eps.value, f"{name}: {eps.key}"), []).append(role)
     for (value, source), roles in by_source.items():
-        yield from _disagreements(evidence, ours, _Stated(value, source, tuple(roles)), level="error")
+        for found in _disagreements(evidence, ours, _Stated(value, source, tuple(roles)), level="error"):
+            yield replace(found, message=f"{found.message}. Only epsilons were compared with {name}")
+
+
+def _of_another_model(evidence: Evidence, other: ConfigFile) -> str:
+    """In words, that a config declares another family or other sizes than ours; empty where it does not."""
+    config, row = evidence.checkpoint.config, evidence.family
+    if config is None:
+        return ""
+    differing: list[str] = []
+    keys = (("model_type",), *(setting.keys for setting in row.sizes.values() if setting.keys))
+    for key in keys:
+        ours, theirs = find(config, row, key), find(other, row, key)
+        if ours is not None and theirs is not None and ours.value != theirs.value:
+            differing.append(f"{theirs.key} {theirs.value!r:.40} is {ours.value!r:.40} in {config.path.name}")
+    return f"; it may be of another model: {', '.join(differing)}" if differing else ""
 
 
 def _speaking_of(role: str, stated: Iterable[DeclaredEps]) -> list[DeclaredEps]:
@@ -169,7 +188,8 @@ EPSILON_RULES: tuple[Rule, ...] = (
         what="Two sources state different epsilons for one norm.",
         hurts="A slightly worse model: where rows are small, much worse. No tensor carries an epsilon to tell by.",
         detection="Every source (config.json at each level, params.json) is compared role by role: a warning. Another "
-        "engine's config given with the question makes it an error. The embedding's rows tell how much it matters.",
+        "engine's config given with the question makes it an error; of that config only the epsilons are compared. The "
+        "embedding's rows tell how much it matters.",
         fooled_by="An engine that takes an epsilon from elsewhere than its config.",
         report="https://github.com/ggml-org/llama.cpp/issues/2373",
         needs=("family",),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from glassblock.audit.question import AuditQuestion
 from glassblock.audit.values import TensorValues
+from glassblock.checkpoint.entries import ContainerFault
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.layers import LayerFault, LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
@@ -95,11 +96,13 @@ class Evidence:
         layers: Which tensors each layer is made of, where family and config tell.
         values: What the tensors that could be read hold.
         unread: The others, with the reason.
+        read_faults: What came over the files since their headers were read: cut meanwhile, or failing to be read.
         gates: The gates, where the family has some.
         embedding: Mean squares of the embedding's rows, where a norm receives them.
         head_is_embedding: Whether the output head equals the embedding; None where one of them could not be read.
         equal_copies: Of tensors that lie in several files, whether all copies are equal.
-        idle_neurons: Of the gated layers that could be read, how many neurons are zero in gate, up and down.
+        idle_neurons: How many neurons are zero in all projections, of the layers whose gate was tested and of those
+            that are wider than declared.
     """
 
     checkpoint: Checkpoint
@@ -108,6 +111,7 @@ class Evidence:
     layers: Mapping[int, LayerTensors]
     values: Mapping[str, TensorValues]
     unread: Mapping[str, str]
+    read_faults: tuple[ContainerFault, ...]
     gates: GateStudy | None
     embedding: EmbeddingEnergy | None
     head_is_embedding: bool | None

@@ -1,10 +1,12 @@
 """One pass over a checkpoint: every byte of tensor data is read once, and leaves numbers behind.
 
-Tensors are streamed in pieces; only the projections of one layer are ever held whole, since telling gate from up
-needs them together. So memory is bounded by one layer's network and one piece, whatever the number of layers.
+Tensors are streamed in pieces; only the projections of one layer are ever held whole, since telling gate from up, and
+counting idle neurons, needs them together. So memory is bounded by one layer's network and one piece, whatever the
+number of layers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -15,15 +17,17 @@ from torch import Tensor
 from glassblock.audit.embedding import embedding_plan
 from glassblock.audit.evidence import Evidence, GateLayer, GateStudy, Unasked
 from glassblock.audit.gate_plans import ALPHA, GATE_RULE_NAMES, GatePlan, gate_plans
+from glassblock.audit.padding import idle_neurons, network_entries, networks_to_weigh
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.readable import resolved_layers, unreadable
+from glassblock.audit.trouble import ReadTrouble, read_faults, trouble_of
 from glassblock.audit.values import TensorValues, values_of
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import embedding_entry, head_entry, shape_faults, split_fused
+from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, shape_faults, split_fused
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks, read_tensor
-from glassblock.errors import CheckpointUnusable
+from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
 from glassblock.numerics.gate_or_up import family_wise_level, gate_up_evidence, judge
 
 DRAWS = 199
@@ -56,7 +60,9 @@ def gather(
 
     Raises:
         AuditCancelled: `cancelled` answered true.
-        UnknownCheckpoint, AccessRefused, ServiceUnavailable: A file went away, or too many are open.
+        DamagedCheckpoint: A file was replaced, rewritten or removed meanwhile, so that no answer would be about one
+            checkpoint. A file that was only cut, and a disk that fails, are evidence.
+        AccessRefused, ServiceUnavailable: A file may not be read any more, or too many are open.
     """
     unread = unreadable(checkpoint)
     layers = resolved_layers(checkpoint)
@@ -64,6 +70,7 @@ def gather(
     tests = 2 * len(plans)
     sweep = _Pass(
         checkpoint,
+        layers,
         device=device,
         level=family_wise_level(max(tests, 1), alpha=ALPHA),
         judging=question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules),
@@ -82,6 +89,7 @@ def gather(
         done += sum(entry.bytes for entry in step.entries)
     copies = _equal_copies(sweep, cancelled)
     progress(done, total, "judging")
+    faults = read_faults(checkpoint, sweep.troubles)
     gated = checkpoint.family is not None and checkpoint.trunk is not None and checkpoint.family.feed_forward.gated
     return Evidence(
         checkpoint=checkpoint,
@@ -90,6 +98,7 @@ def gather(
         layers=layers,
         values=MappingProxyType(sweep.values),
         unread=MappingProxyType(sweep.unread),
+        read_faults=faults,
         gates=GateStudy(ALPHA, tests, sweep.level, dict(sorted(sweep.gates.items())), sweep.unasked) if gated else None,
         embedding=None if sweep.embedding is None else sweep.embedding.energy(sweep.mean_squares),
         head_is_embedding=sweep.head_is_embedding,
@@ -112,6 +121,7 @@ class _Pass:
     """What the pass was told, and what it has seen so far."""
 
     checkpoint: Checkpoint
+    layers: Mapping[int, LayerTensors]
     device: torch.device
     level: float
     judging: bool
@@ -124,6 +134,7 @@ class _Pass:
     idle: dict[int, int] = field(default_factory=dict[int, int])
     head_is_embedding: bool | None = None
     mean_squares: list[Tensor] = field(default_factory=list[Tensor])
+    troubles: list[ReadTrouble] = field(default_factory=list[ReadTrouble])
 
     def __post_init__(self) -> None:
         self.embedding = embedding_plan(self.checkpoint, longest_row=self.chunk_bytes)
@@ -143,10 +154,25 @@ class _Pass:
         if self.embedding is not None and entry.name == self.embedding.tensor:
             self.mean_squares.append(self.embedding.mean_squares(piece))
 
-    def keep(self, entry: TensorEntry, tensor: Tensor) -> Tensor:
-        """Note what a whole tensor holds, and hand it on."""
-        self.values[entry.name] = values_of(tensor, chunk_elements=self.chunk_bytes // tensor.itemsize)
-        return tensor
+    def whole(self, entry: TensorEntry) -> Tensor | None:
+        """A whole tensor, with what it holds noted; None where it cannot be read, which is noted too."""
+        with self.reading(entry):
+            tensor = read_tensor(entry, self.device, self.meter)
+            self.values[entry.name] = values_of(tensor, chunk_elements=self.chunk_bytes // tensor.itemsize)
+            return tensor
+        return None
+
+    @contextmanager
+    def reading(self, entry: TensorEntry) -> Generator[None]:
+        """Note why a tensor cannot be read; raise where its file is another one now."""
+        try:
+            yield
+        except (CheckpointUnusable, UnknownCheckpoint) as error:
+            if self.embedding is not None and entry.name == self.embedding.tensor:
+                self.mean_squares.clear()  # a part of the rows speaks for none of the others
+            trouble = trouble_of(self.checkpoint, entry, error)
+            self.unread.setdefault(entry.name, trouble.reason)
+            self.troubles.append(trouble)
 
 
 def _steps(sweep: _Pass, plans: Mapping[int, GatePlan]) -> Iterator[_Step]:
@@ -157,6 +183,10 @@ def _steps(sweep: _Pass, plans: Mapping[int, GatePlan]) -> Iterator[_Step]:
         entries = tuple(plan.tensors.weights.values())
         taken.update(entry.name for entry in entries)
         yield _Step(f"layer {layer}", entries, partial(_take_gates, sweep, layer, plan))
+    for layer, tensors in networks_to_weigh(checkpoint, sweep.layers, planned=plans, unread=sweep.unread):
+        entries = network_entries(tensors)
+        taken.update(entry.name for entry in entries)
+        yield _Step(f"layer {layer}", entries, partial(_take_network, sweep, layer, tensors))
     if checkpoint.family is not None and checkpoint.trunk is not None:
         embedding, head = embedding_entry(checkpoint), head_entry(checkpoint)
         if embedding is not None and embedding.name not in taken:
@@ -172,13 +202,10 @@ def _steps(sweep: _Pass, plans: Mapping[int, GatePlan]) -> Iterator[_Step]:
 
 def _take(sweep: _Pass, entry: TensorEntry) -> None:
     values = TensorValues()
-    try:
+    with sweep.reading(entry):
         for piece in sweep.pieces(entry):
             values = values.and_then(piece)
             sweep.measure(entry, piece)
-    except CheckpointUnusable as error:
-        sweep.unread[entry.name] = error.message
-    else:
         sweep.values[entry.name] = values
 
 
@@ -192,8 +219,11 @@ def _take_pair(sweep: _Pass, embedding: TensorEntry, head: TensorEntry) -> None:
             values, head_values = values.and_then(piece), head_values.and_then(head_piece)
             sweep.measure(embedding, piece)
             equal = equal and bool((piece == head_piece).all())
-    except CheckpointUnusable as error:
-        sweep.unread[embedding.name] = sweep.unread[head.name] = error.message
+    except (CheckpointUnusable, UnknownCheckpoint):
+        # One of the two fails: each by itself tells which, and the other one is still looked at.
+        sweep.mean_squares.clear()
+        _take(sweep, embedding)
+        _take(sweep, head)
     else:
         sweep.values[embedding.name], sweep.values[head.name] = values, head_values
         sweep.head_is_embedding = equal
@@ -206,19 +236,16 @@ def _comparable(one: TensorEntry, other: TensorEntry) -> bool:
 
 def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
     tensors = plan.tensors
-    try:
-        weights = {
-            part: sweep.keep(entry, read_tensor(entry, sweep.device, sweep.meter))
-            for part, entry in tensors.weights.items()
-        }
-    except CheckpointUnusable as error:
-        sweep.unread.update((entry.name, error.message) for entry in tensors.weights.values())
-        sweep.unasked[layer] = Unasked(error.message)
+    read = {part: sweep.whole(entry) for part, entry in tensors.weights.items()}
+    weights = {part: weight for part, weight in read.items() if weight is not None}
+    if len(weights) < len(read):
+        lost = next(entry.name for part, entry in tensors.weights.items() if part not in weights)
+        sweep.unasked[layer] = Unasked(sweep.unread[lost])
         return
     oriented = {part: weight.T if plan.transposed else weight for part, weight in weights.items()}
     down = oriented["down"]
     gate, up = (oriented["gate"], oriented["up"]) if plan.fused is None else split_fused(oriented["fused"], plan.fused)
-    sweep.idle[layer] = int((~(gate.any(1) | up.any(1) | down.any(0))).sum())
+    sweep.idle[layer] = idle_neurons(sweep.checkpoint, weights, {})
     if not sweep.judging:
         return
     statistics = gate_up_evidence(
@@ -240,6 +267,16 @@ def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
     )
 
 
+def _take_network(sweep: _Pass, layer: int, tensors: LayerTensors) -> None:
+    """Count the idle neurons of a network that is too wide and not tested for its gate."""
+    weights = {part: sweep.whole(entry) for part, entry in tensors.weights.items()}
+    biases = {part: sweep.whole(entry) for part, entry in tensors.biases.items()}
+    found = {part: weight for part, weight in weights.items() if weight is not None}
+    found_biases = {part: bias for part, bias in biases.items() if bias is not None}
+    if len(found) == len(weights) and len(found_biases) == len(biases):
+        sweep.idle[layer] = idle_neurons(sweep.checkpoint, found, found_biases)
+
+
 def _equal_copies(sweep: _Pass, cancelled: Callable[[], bool]) -> Mapping[str, bool]:
     """Compare the bytes of tensors that lie in several files. Only these are read again."""
     equal: dict[str, bool] = {}
@@ -256,6 +293,7 @@ def _equal_copies(sweep: _Pass, cancelled: Callable[[], bool]) -> Mapping[str, b
                 for first, *others in zip(*pieces, strict=True)
                 for other in others
             )
-        except CheckpointUnusable as error:
-            sweep.unread.setdefault(name, error.message)
+        except (CheckpointUnusable, UnknownCheckpoint) as error:
+            failed = next((copy for copy in copies if copy.file.name == error.file), copies[0])
+            sweep.troubles.append(trouble_of(sweep.checkpoint, failed, error))
     return MappingProxyType(equal)

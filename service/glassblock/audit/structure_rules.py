@@ -13,7 +13,7 @@ _MOST_NAMES = 1000
 
 
 def _faults(evidence: Evidence, rule: str) -> Iterator[Fault]:
-    return (fault for fault in evidence.checkpoint.faults if fault.rule == rule)
+    return (fault for fault in (*evidence.checkpoint.faults, *evidence.read_faults) if fault.rule == rule)
 
 
 def _found(fault: Fault, action: str) -> Found:
@@ -139,9 +139,10 @@ CONTAINER_RULES: tuple[Rule, ...] = (
     _rule(
         "container/truncated",
         _container_rule("truncated", "fetch-again"),
-        what="A file ends before the tensors that its header describes.",
+        what="A file ends before the tensors that its header describes, or parts of it cannot be read from the disk.",
         hurts="Some loaders refuse the file, others read what lies behind it in memory.",
-        detection=f"{_PARSED} The last byte of the last tensor lies past the end of the file.",
+        detection=f"{_PARSED} The last byte of the last tensor lies past the end of the file. A file that is cut, or "
+        "fails to be read, during the audit is told too; one that is replaced meanwhile ends the audit.",
         fooled_by="A file cut and filled up again with other bytes has the right length.",
         report="lyogavin/airllm/issues/137",
     ),
@@ -184,7 +185,8 @@ CONTAINER_RULES: tuple[Rule, ...] = (
     _rule(
         "container/not-safetensors",
         _container_rule("not-safetensors", "fetch-again"),
-        what="A file named .safetensors holds something else: a pickle, an LFS pointer, a web page, nothing.",
+        what="A file named .safetensors holds something else: a pickle, an LFS pointer, a web page, nothing; or "
+        "it is a link that leads nowhere.",
         hurts="Loaders stop with words about a header that is too large.",
         detection="The first bytes are compared with what else is found under that name. Pickles are never opened.",
         fooled_by="Foreign content that happens to begin with a small length and a brace.",
@@ -198,7 +200,8 @@ INDEX_RULES: tuple[Rule, ...] = (
     _rule(
         "index/missing-shard",
         _index_rule("missing-shard", "fetch"),
-        what="A shard that the index names, or that the numbers in the other names promise, is absent.",
+        what="A shard that the index names, or that the numbers in the other names promise, is absent, or is a link "
+        "that leads nowhere.",
         hurts="Its tensors stay at their initial values where a loader does not insist.",
         detection=_JOINED,
         fooled_by="Nothing.",
@@ -216,8 +219,9 @@ INDEX_RULES: tuple[Rule, ...] = (
     _rule(
         "index/unlisted-tensor",
         _unlisted,
-        what="A shard holds a tensor that the index does not list.",
-        hurts="A loader that follows the index never reads it; one that reads whole shards does.",
+        what="A shard holds a tensor that the index does not list, or numbered shards have no index at all.",
+        hurts="A loader that follows the index never reads it, or refuses the directory; one that reads whole shards "
+        "does.",
         detection=f"{_JOINED} A warning, not an error: the bytes are sound and most loaders read whole shards.",
         fooled_by="Weight files beside the indexed ones that belong to something else; they are only noted.",
         report="huggingface/huggingface_hub/pull/4728",

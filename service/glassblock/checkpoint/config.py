@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, cast
 
 from glassblock.checkpoint.family import Architecture
-from glassblock.checkpoint.files import read_whole
+from glassblock.checkpoint.files import leads_nowhere, read_whole
 from glassblock.checkpoint.strict_json import JsonFault, parse_json
 from glassblock.errors import DamagedCheckpoint
 
@@ -89,6 +89,8 @@ def read_config(path: Path, *, real: Path | None = None) -> ConfigFile | ConfigF
         UnknownCheckpoint, AccessRefused, ServiceUnavailable: See `files.open_regular`.
     """
     hint = "Restore the file from the model's source."
+    if leads_nowhere(path):
+        return ConfigFault("header", path, f"{path.name} is a link that leads nowhere", hint)
     try:
         raw = read_whole(path.resolve() if real is None else real, name=path.name, limit=MAX_CONFIG_BYTES)
         value = parse_json(raw, constants=True)

@@ -26,6 +26,8 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_FAULTS = 100
 """Faults told per file; one more counts the rest."""
 
+NOWHERE_HINT = "Download it again: an interrupted download into a cache leaves such links."
+
 _LENGTH_BYTES = 8
 _LARGEST = 2**64 - 1
 _METADATA = "__metadata__"
@@ -58,6 +60,13 @@ def read_container(path: Path, *, real: Path | None = None) -> Container:
         fault = ContainerFault(kind, path, None, error.byte, error.message, error.hint or "")
         return Container(path, 0 if identity is None else identity.size, 0, {}, {}, (fault,), identity=identity)
     return _believed(header, path, identity)
+
+
+def nowhere_container(path: Path) -> Container:
+    """What a link to nowhere holds: nothing, which is its fault."""
+    message = f"{path.name} is a link that leads nowhere"
+    fault = ContainerFault("not-safetensors", path, None, None, message, NOWHERE_HINT)
+    return Container(path, 0, 0, {}, {}, (fault,))
 
 
 class _NoHeader(Exception):

@@ -71,12 +71,29 @@ def open_regular(path: Path, *, name: str | None = None) -> Generator[tuple[int,
             raise DamagedCheckpoint(
                 f"{name} is {kind}, not a regular file", file=name, hint="Replace it with the file that belongs there."
             )
-        yield (
-            descriptor,
-            FileIdentity(path, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns),
-        )
+        yield descriptor, _identity(path, status)
     finally:
         os.close(descriptor)
+
+
+def identity_now(path: Path, *, name: str) -> FileIdentity | None:
+    """What the file at `path`, whose links are resolved, is at this moment; None where no regular file is there.
+
+    Raises:
+        AccessRefused: Its folder may not be looked into any more.
+        DamagedCheckpoint: The disk fails.
+    """
+    try:
+        status = os.stat(path, follow_symlinks=False)  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _refusal(error, name) from None
+    return _identity(path, status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _identity(path: Path, status: os.stat_result) -> FileIdentity:
+    return FileIdentity(path, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def read_whole(path: Path, *, name: str, limit: int) -> bytes:
@@ -96,6 +113,17 @@ def read_whole(path: Path, *, name: str, limit: int) -> bytes:
         content = bytearray(identity.size)
         length = fill(descriptor, memoryview(content), 0, name=name)
         return bytes(content[:length])
+
+
+def leads_nowhere(path: Path) -> bool:
+    """Whether `path` is a link at whose end there is nothing, or that leads in a circle."""
+    if not path.is_symlink():
+        return False
+    try:
+        os.path.realpath(path, strict=True)
+    except OSError as error:
+        return error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+    return False
 
 
 def fill(descriptor: int, buffer: memoryview, offset: int, *, name: str) -> int:

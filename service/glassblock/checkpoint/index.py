@@ -6,7 +6,7 @@ the shards never sees a name without a tensor. Both directions are joined here, 
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Literal, cast
 
 from glassblock.checkpoint.container import Container
-from glassblock.checkpoint.files import read_whole
+from glassblock.checkpoint.files import leads_nowhere, read_whole
+from glassblock.checkpoint.shard_names import nowhere_in_words, number_of, numbered
 from glassblock.checkpoint.strict_json import JsonFault, parse_json, shown
 from glassblock.errors import DamagedCheckpoint
 
@@ -36,7 +37,6 @@ _RULES: Mapping[IndexFaultKind, str] = MappingProxyType({"header": "container/he
 _LONGEST_NAME = 255
 _NOT_IN_NAMES = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 _SHOWN = 5
-_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,11 @@ class Index:
     faults: tuple[IndexFault, ...]
     refused: frozenset[str] = frozenset()
 
+    @property
+    def lists_nothing(self) -> bool:
+        """Whether it can be read, and names not one tensor."""
+        return not self.weight_map and not self.refused and all(fault.kind != "header" for fault in self.faults)
+
     @cached_property
     def shards(self) -> tuple[str, ...]:
         """The shards it names, sorted."""
@@ -106,6 +111,8 @@ def read_index(path: Path, *, real: Path | None = None) -> Index:
         hint = "Write the index again from the shards' headers."
         return Index(path, {}, None, (IndexFault("header", path, f"{path.name} {message}", hint, byte=byte),))
 
+    if leads_nowhere(path):
+        return broken("is a link that leads nowhere")
     try:
         raw = read_whole(path.resolve() if real is None else real, name=path.name, limit=MAX_INDEX_BYTES)
         value = parse_json(raw, constants=False)
@@ -137,12 +144,15 @@ def read_index(path: Path, *, real: Path | None = None) -> Index:
     return Index(path, MappingProxyType(usable), total_size, tuple(faults), frozenset(refused))
 
 
-def compare_index(index: Index, containers: Mapping[str, Container]) -> tuple[IndexFault, ...]:
+def compare_index(
+    index: Index, containers: Mapping[str, Container], *, nowhere: Collection[str] = ()
+) -> tuple[IndexFault, ...]:
     """Join the index with the headers of its shards, both ways.
 
     Args:
         index: The index.
         containers: Shard name to header, of the shards that are there.
+        nowhere: Shards that are links to nowhere, which are not there.
 
     Returns:
         One fault for each kind and shard, and one for all absent shards together. A shard whose header cannot be
@@ -153,7 +163,7 @@ def compare_index(index: Index, containers: Mapping[str, Container]) -> tuple[In
         claimed[shard].append(tensor)
     holders = holders_of(containers.values())
     absent = [shard for shard in index.shards if shard not in containers]
-    faults = [_missing_shards(index, absent, claimed)] if absent else []
+    faults = [_missing_shards(index, absent, claimed, nowhere)] if absent else []
     for shard in index.shards:
         container = containers.get(shard)
         if container is not None and container.listed:
@@ -211,15 +221,22 @@ def _copies(containers: Iterable[Container]) -> dict[str, list[Path]]:
     return copies
 
 
-def missing_by_number(names: Sequence[str], directory: Path) -> tuple[IndexFault, ...]:
+def missing_by_number(
+    names: Sequence[str], directory: Path, *, nowhere: Collection[str] = ()
+) -> tuple[IndexFault, ...]:
     """Shards that the numbers in the names of the others promise (`model-00001-of-00002.safetensors`).
 
     For directories without an index, where nothing else would tell.
+
+    Args:
+        names: The shards that are there.
+        directory: Where.
+        nowhere: Shards that are links to nowhere, which are not there.
     """
     series: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for name in names:
-        if match := _NUMBERED.fullmatch(name):
-            series[match["stem"], match["count"]].add(int(match["number"]))
+    for name in (*names, *nowhere):
+        if (belongs := numbered(name)) is not None:
+            series[belongs].update(() if name in nowhere else (number_of(name),))
     faults: list[IndexFault] = []
     for (stem, count), numbers in sorted(series.items()):
         absent = int(count) - sum(1 <= number <= int(count) for number in numbers)
@@ -227,21 +244,12 @@ def missing_by_number(names: Sequence[str], directory: Path) -> tuple[IndexFault
             continue
         first = next(number for number in range(1, int(count) + 1) if number not in numbers)
         name = f"{stem}-{first:0{len(count)}d}-of-{count}.safetensors"
-        message = f"{absent} of {int(count)} shards named {stem}-*-of-{count} are absent, the first is {name}"
+        message = (
+            f"{absent} of {int(count)} shards named {stem}-*-of-{count} are absent, the first is {name}"
+            f"{nowhere_in_words([one for one in nowhere if numbered(one) == (stem, count)])}"
+        )
         faults.append(IndexFault("missing-shard", directory / name, message, "Download the missing shards."))
     return tuple(faults)
-
-
-def series_of(name: str) -> str:
-    """The weight set that a file belongs to by its name: `model` for `model-00001-of-00002.safetensors`."""
-    match = _NUMBERED.fullmatch(name)
-    return match["stem"] if match else name.removesuffix(".safetensors")
-
-
-def is_shard(name: str) -> bool:
-    """Whether a file's name says that it is one of several."""
-    match = _NUMBERED.fullmatch(name)
-    return match is not None and int(match["count"]) > 1
 
 
 def _size(value: object) -> int | None:
@@ -285,12 +293,15 @@ def names_in_words(names: Sequence[str]) -> str:
     return f"{len(names):,} tensors ({first}{more})"
 
 
-def _missing_shards(index: Index, absent: Sequence[str], claimed: Mapping[str, list[str]]) -> IndexFault:
+def _missing_shards(
+    index: Index, absent: Sequence[str], claimed: Mapping[str, list[str]], nowhere: Collection[str]
+) -> IndexFault:
     tensors = tuple(name for shard in absent for name in claimed[shard])
     many = f"{len(absent)} of {len(index.shards)} shards are"
     which = f"the shard {shown(absent[0])} is" if len(absent) == 1 else many
     first = "" if len(absent) == 1 else f", the first is {shown(absent[0])}"
-    message = f"{which} absent{first}; {index.file.name} puts {names_in_words(tensors)} there"
+    links = nowhere_in_words([shard for shard in absent if shard in nowhere])
+    message = f"{which} absent{first}{links}; {index.file.name} puts {names_in_words(tensors)} there"
     hint = "Download what is missing, or write the index again."
     return IndexFault("missing-shard", index.file.with_name(absent[0]), message, hint, tensors)
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from glassblock.checkpoint.config import ConfigFault, ConfigFile, read_config
-from glassblock.checkpoint.container import read_container
+from glassblock.checkpoint.container import nowhere_container, read_container
 from glassblock.checkpoint.entries import Container, ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture, Trunk
-from glassblock.checkpoint.index import Index, IndexFault, is_plain_name, is_shard, read_index
+from glassblock.checkpoint.files import leads_nowhere
+from glassblock.checkpoint.index import Index, IndexFault, is_plain_name, read_index
 from glassblock.checkpoint.recognition import family_named, find_trunk, no_trunk, recognise
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
+from glassblock.checkpoint.shard_names import is_shard
 from glassblock.checkpoint.weight_sets import SINGLE_NAME, in_use, join_entries, weight_set_faults
 from glassblock.errors import AccessRefused, DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
 
@@ -175,18 +177,30 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
     index = None
     if path.is_dir() and INDEX_NAME in present:
         index = read_index(directory / INDEX_NAME, real=checked_file(directory, INDEX_NAME, roots))
-    containers = {name: read_container(directory / name, real=real[name]) for name in weights}
-    used = in_use(containers, index)
+    nowhere = frozenset(name for name in weights if leads_nowhere(directory / name))
+    # A shard that is a link to nowhere is an absent shard.
+    absent = frozenset(name for name in nowhere if path.is_dir() and _is_shard_of(name, index))
+    containers = {
+        name: nowhere_container(directory / name)
+        if name in nowhere
+        else read_container(directory / name, real=real[name])
+        for name in weights
+        if name not in absent
+    }
+    # Nobody loads through a link to nowhere while there is anything else.
+    used = in_use({name: containers[name] for name in containers if name not in nowhere} or containers, index)
     beside = {name: container for name, container in containers.items() if name not in used}
     config, config_fault = _config(directory, "config.json", present, roots)
     params, _ = _config(directory, "params.json", present, roots)
     entries, duplicates = join_entries(used, index)
     row, family_fault = (row, None) if row or config_fault else recognise(config, directory)
     trunk, layers = (None, ()) if row is None else find_trunk(row, entries)
-    if row is not None and trunk is None and all(container.listed for container in used.values()):
+    if row is not None and trunk is None and used and all(container.listed for container in used.values()):
         family_fault = no_trunk(row, entries, directory)
     faults: list[Fault] = [fault for container in containers.values() for fault in container.faults]
-    faults.extend(weight_set_faults(directory, used, beside, index, whole=path.is_dir()))
+    faults.extend(
+        weight_set_faults(directory, used, beside, index, present=present if path.is_dir() else None, nowhere=absent)
+    )
     faults.extend([] if config_fault is None else [config_fault])
     faults.extend([] if config is None or row is None else config_faults(config, row))
     return Checkpoint(
@@ -206,18 +220,22 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
     )
 
 
+def _is_shard_of(name: str, index: Index | None) -> bool:
+    """Whether the index, or where it names no shard the number in the name, says that a file belongs to a set."""
+    return name in index.shards if index is not None and index.shards else is_shard(name)
+
+
 def _present(path: Path) -> frozenset[str]:
     """Names of what lies in the checkpoint's directory."""
+    weights = os.path.lexists(path) and path.name.endswith(".safetensors")
     try:
-        if path.is_dir() or path.is_file():
+        if path.is_dir() or path.is_file() or weights:
             with os.scandir(path if path.is_dir() else path.parent) as found:
                 return frozenset(item.name for item in islice(found, MAX_FILES) if is_plain_name(item.name))
     except PermissionError:
         raise AccessRefused(
             f"{path.name} may not be read", field="checkpoint", hint="Give the reading user permission."
         ) from None
-    if os.path.lexists(path) and path.name.endswith(".safetensors"):
-        return frozenset({path.name})
     raise UnknownCheckpoint(f"there is nothing at {path.name}", field="checkpoint", hint="Look at the path.")
 
 

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from glassblock.checkpoint.files import leads_nowhere
 from glassblock.checkpoint.index import is_plain_name
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import AccessRefused, InvalidValue, UnknownCheckpoint
@@ -59,23 +60,28 @@ class Roots:
 
         Raises:
             InvalidValue: It is empty, too long, or no path.
-            AccessRefused: It is absolute, climbs with `..`, or leads out of the roots through a link.
+            AccessRefused: It is absolute, climbs with `..`, or leads out of the roots through a link, and no other
+                root has it.
             UnknownCheckpoint: Nothing has that name; near names are in the hint.
         """
-        parts = _parts(name)
+        parts, refused = _parts(name), False
         for root in self.paths:
             path = root.joinpath(*parts)
             real = Path(os.path.realpath(path))
             if not self.allows(real):
-                raise AccessRefused(
-                    f"{shown(name)} leads out of the configured roots through a link",
-                    field="checkpoint",
-                    hint="Links may point inside a root only.",
-                )
+                refused = True  # another root may have a checkpoint of this name
+                continue
             if real.is_dir():
                 return real
-            if real.is_file():
+            # A weight file that is a link to nowhere is damage, and not a wrong name.
+            if real.is_file() or (path.name.endswith(WEIGHTS_SUFFIX) and leads_nowhere(path)):
                 return Path(os.path.realpath(path.parent)) / path.name
+        if refused:
+            raise AccessRefused(
+                f"{shown(name)} leads out of the configured roots through a link",
+                field="checkpoint",
+                hint="Links may point inside a root only.",
+            )
         near = get_close_matches(name, self._names(NEAR_FOLDERS), n=3, cutoff=0.5)
         hint = f"Near: {', '.join(near)}." if near else "Ask for the list of checkpoints."
         raise UnknownCheckpoint(f"there is no checkpoint {shown(name)}", field="checkpoint", hint=hint)

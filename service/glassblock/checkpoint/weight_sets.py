@@ -1,7 +1,7 @@
 """Which of a directory's weight files belong together, and which of them a loader takes."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from glassblock.checkpoint.entries import Container, TensorEntry
@@ -13,10 +13,11 @@ from glassblock.checkpoint.index import (
     holders_of,
     missing_by_number,
     names_in_words,
-    series_of,
 )
+from glassblock.checkpoint.shard_names import numbered, series_of
 
-SINGLE_NAME = "model.safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
+SINGLE_NAME = f"model{WEIGHTS_SUFFIX}"
 """The name of an unsharded weight file."""
 
 
@@ -24,14 +25,18 @@ def in_use(containers: Mapping[str, Container], index: Index | None) -> dict[str
     """The weight files that a loader takes.
 
     As transformers does: model.safetensors before an index that does not name it, the index's shards, then
-    whatever there is.
+    whatever there is. A shard that the index forgot is taken with those it names, as loaders of whole shards do.
     """
     if SINGLE_NAME in containers and (index is None or SINGLE_NAME not in index.shards):
         return {SINGLE_NAME: containers[SINGLE_NAME]}
-    shards = {} if index is None else {name: containers[name] for name in index.shards if name in containers}
-    if shards:
-        return shards
+    if index is not None and any(name in index.shards for name in containers):
+        return {name: container for name, container in containers.items() if _is_of(index, name)}
     return _largest_series(containers)
+
+
+def _is_of(index: Index, name: str) -> bool:
+    """Whether an index names a shard, or another one of the same numbering."""
+    return name in index.shards or numbered(name) in {numbered(shard) for shard in index.shards} - {None}
 
 
 def _largest_series(containers: Mapping[str, Container]) -> dict[str, Container]:
@@ -76,7 +81,8 @@ def weight_set_faults(
     beside: Mapping[str, Container],
     index: Index | None,
     *,
-    whole: bool,
+    present: Collection[str] | None,
+    nowhere: Collection[str] = (),
 ) -> Iterator[IndexFault]:
     """What is wrong between the index, the files in use and those beside them.
 
@@ -85,14 +91,22 @@ def weight_set_faults(
         used: The files in use.
         beside: The other safetensors files there.
         index: The index, where there is one.
-        whole: Whether the directory was opened, rather than one file in it.
+        present: Names of everything in the directory; None where one file in it was opened.
+        nowhere: Shards that are links to nowhere, and so absent.
     """
     if index is not None:
         yield from index.faults
-        there = {**used, **beside}
-        yield from compare_index(index, {name: there[name] for name in index.shards if name in there})
-    elif whole:
-        yield from missing_by_number(tuple(used), directory)
+        if index.lists_nothing and used:
+            yield _empty_index(index, used)
+        else:
+            joined = {name: container for name, container in used.items() if _is_of(index, name)}
+            joined |= {name: container for name, container in beside.items() if name in index.shards}
+            yield from compare_index(index, joined, nowhere=nowhere)
+    if present is not None and (index is None or not index.shards):
+        absent = missing_by_number(tuple(used), directory, nowhere=nowhere)
+        yield from absent
+        if index is None and not absent:
+            yield from _without_index(used, present)
     yield from duplicate_faults(used.values())
     series: dict[str, dict[str, Container]] = defaultdict(dict)
     listed = frozenset[str]() if index is None else frozenset(index.shards)
@@ -103,13 +117,42 @@ def weight_set_faults(
         yield _beside(used, members, listed=listed)
 
 
+def _empty_index(index: Index, used: Mapping[str, Container]) -> IndexFault:
+    names = tuple(holders_of(used.values()))
+    file = next(iter(used.values())).file
+    message = f"{index.file.name} lists no tensor; {_files(used)} holds {names_in_words(names)}: a loader skips them"
+    return IndexFault("unlisted-tensor", file, message, "Write the index again from the shards' headers.", names)
+
+
+def _without_index(used: Mapping[str, Container], present: Collection[str]) -> Iterator[IndexFault]:
+    """Numbered shards that no index of theirs joins."""
+    sets: dict[tuple[str, str], dict[str, Container]] = defaultdict(dict)
+    for name, container in used.items():
+        if (belongs := numbered(name)) is not None:
+            sets[belongs][name] = container
+    for (stem, _), members in sets.items():
+        index = f"{stem}{WEIGHTS_SUFFIX}.index.json"
+        if index in present:
+            continue
+        names = tuple(holders_of(members.values()))
+        first = next(iter(members.values()))
+        message = (
+            f"there is no index {index} for {_files(members)}, which hold {names_in_words(names)}: loaders that look "
+            "for shards by it refuse the directory"
+        )
+        yield IndexFault("unlisted-tensor", first.file, message, "Write the index from the shards' headers.", names)
+
+
+def _files(members: Mapping[str, Container]) -> str:
+    return ", ".join(sorted(members)[:3]) + (" and more" if len(members) > 3 else "")
+
+
 def _beside(used: Mapping[str, Container], members: Mapping[str, Container], *, listed: frozenset[str]) -> IndexFault:
     """What to say of files that no loader of the files in use takes."""
     names = tuple(holders_of(members.values()))
     taken = holders_of(used.values())
     shared = sum(name in taken for name in names)
-    files = ", ".join(sorted(members)[:3]) + (" and more" if len(members) > 3 else "")
-    loaded = ", ".join(sorted(used)[:3]) + (" and more" if len(used) > 3 else "")
+    files, loaded = _files(members), _files(used)
     first = next(iter(members.values()))
     second_set = 2 * shared >= len(taken) or 2 * _size(members) >= _size(used) or not listed.isdisjoint(members)
     if second_set:

@@ -1,5 +1,6 @@
 """A captured tensor in seven numbers."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,10 @@ def stage_statistics(values: Float[Tensor, "*shape"]) -> StageStatistics:
 
     Sums are taken in units of the largest magnitude, so that the squares of float64 values do not overflow either.
     """
+    if values.numel() and values.dtype != torch.float64:  # float64 holds the squares of every narrower type
+        smallest, largest = values.aminmax()  # NaN and infinities show in the extremes
+        if bool(smallest.isfinite() & largest.isfinite()):
+            return _of_finite(values, smallest.to(torch.float64), largest.to(torch.float64))
     finite = values.isfinite()
     count = finite.sum()
     nan = torch.full((), torch.nan, dtype=torch.float64, device=values.device)
@@ -50,4 +55,16 @@ def stage_statistics(values: Float[Tensor, "*shape"]) -> StageStatistics:
         max=torch.where(any_finite, largest, nan),
         non_finite=values.numel() - count,
         fp16_overflow=(values.abs() > torch.finfo(torch.float16).max).any(),
+    )
+
+
+def _of_finite(values: Tensor, smallest: Tensor, largest: Tensor) -> StageStatistics:
+    """The same without a wide copy, for the usual case."""
+    return StageStatistics(
+        mean=values.sum(dtype=torch.float64) / values.numel(),
+        rms=torch.linalg.vector_norm(values, dtype=torch.float64) / math.sqrt(values.numel()),
+        min=smallest,
+        max=largest,
+        non_finite=torch.zeros((), dtype=torch.int64, device=values.device),
+        fp16_overflow=torch.maximum(-smallest, largest) > torch.finfo(torch.float16).max,
     )

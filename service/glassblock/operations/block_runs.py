@@ -27,7 +27,7 @@ from glassblock.wire.values import BytesRead, Sourced, Stage
 RECOMBINED_ROWS = 32
 """Rows that are recomputed in float64 to say how far the parts make the whole."""
 
-WITHOUT_WEIGHTS = {"x", "normed"}
+WITHOUT_WEIGHTS = ("x", "normed")
 
 
 def run(store: CheckpointStore, request: BlockRunRequest, tensors: Mapping[str, WireTensor]) -> Reply[BlockRunAnswer]:
@@ -57,7 +57,7 @@ def run(store: CheckpointStore, request: BlockRunRequest, tensors: Mapping[str, 
     require_last_axis("x", x, changed.feed_forward.model_width, f"d_model of {request.checkpoint}")
     if changed.wiring.input_norm is not None:
         check_norm_defined(x, changed.wiring.input_norm, field="x")
-    until = "normed" if WITHOUT_WEIGHTS.issuperset(request.capture) else "output"
+    until = next((stage for stage in WITHOUT_WEIGHTS if set(request.capture) <= {"x", stage}), "output")
     stages = run_block(x, changed.feed_forward, changed.wiring, until=until, dtype=dtype)
     _check_norms_defined(stages, changed.wiring)
     captured: dict[Stage, Tensor] = {

@@ -1,0 +1,113 @@
+"""The command line as a process of its own: streams that are closed or full, and Ctrl-C under work that goes on."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reports.report_makers import swapped_report
+
+from client.fake_service import FakeService, finished_audit, listening
+
+MAIN = "from glassblock_client.cli import main; main()"
+PROMPTLY_S = 10.0  # one second of grace, and what a busy machine adds; the work that it must not wait for takes 60
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A service whose every audit ends with a finding: status 1."""
+    with listening(FakeService({"POST /v1/audits": finished_audit(swapped_report(2))})) as url:
+        yield url
+
+
+def in_shell(*words: str, streams: str) -> subprocess.CompletedProcess[str]:
+    """`glassblock WORDS STREAMS`, redirected by a real shell."""
+    command = shlex.join([sys.executable, "-c", MAIN, *words])
+    return subprocess.run(
+        ["/bin/sh", "-c", f"{command} {streams}"], capture_output=True, text=True, check=False, env=environment()
+    )
+
+
+def environment() -> dict[str, str]:
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GLASSBLOCK_")}
+    return outside | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.mark.parametrize("streams", ["2>&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full", "2</dev/null 2>&-"])
+@pytest.mark.parametrize("words", [("audit", "/nope"), ("audit", "--nope"), ("audit", "")])
+def test_a_stream_that_takes_nothing_leaves_the_status_of_a_refusal(words: tuple[str, ...], streams: str) -> None:
+    process = in_shell(*words, streams=streams)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
+    assert "defect" not in process.stderr
+
+
+@pytest.mark.parametrize("streams", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_a_closed_stream_leaves_the_status_of_the_verdict(url: str, streams: str) -> None:
+    process = in_shell("audit", "x", "--url", url, streams=streams)
+    assert process.returncode == 1
+    assert process.stderr == ""
+
+
+@pytest.mark.parametrize("words", ["audit x --url {url}", "--version", "--help", "audit --help"])
+def test_an_answer_that_cannot_be_written_is_one_line_and_no_verdict(url: str, words: str) -> None:
+    process = in_shell(*words.format(url=url).split(), streams=">/dev/full")
+    assert process.returncode == 2
+    assert process.stderr == "error: output: No space left on device\n"
+
+
+def test_a_closed_stream_is_not_taken_by_the_next_file(url: str, tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    options = ("--format", "json", "--output", str(target))
+    process = in_shell("audit", "x", "--url", url, *options, streams=">&- 2>&-")
+    assert process.returncode == 1
+    assert target.read_text().startswith("{")
+    assert target.read_text().rstrip().endswith("}")
+
+
+@pytest.mark.parametrize("again", [0, 2])
+def test_ctrl_c_does_not_wait_for_work_that_cannot_be_interrupted(again: int, tmp_path: Path) -> None:
+    script = (
+        "import threading, time, httpx\n"
+        "from contextlib import contextmanager\n"
+        "from glassblock_client.cli import app\n"
+        "done = threading.Event()\n"
+        "work = threading.Thread(target=lambda: (time.sleep(60), done.set()))\n"
+        "def answer(request):\n"
+        "    work.start()\n"
+        "    print('working', flush=True)\n"
+        "    done.wait()\n"
+        "@contextmanager\n"
+        "def connect(**_):\n"
+        "    try:\n"
+        "        yield httpx.MockTransport(answer)\n"
+        "    finally:\n"
+        "        done.wait()\n"
+        "app(obj=connect)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "run", str(tmp_path), "--layer", "0", "--sample", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        for _ in range(again):
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+        try:
+            _, told = process.communicate(timeout=PROMPTLY_S)
+        finally:
+            process.kill()
+    assert time.monotonic() - interrupted < PROMPTLY_S
+    assert (process.returncode, told) == (130, "interrupted\n")

@@ -272,3 +272,12 @@ def test_several_files_that_follow_no_numbering_are_one_set(tmp_path: Path) -> N
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.faults == ()
     assert set(checkpoint.entries) == {*tensors, "u"}
+
+
+def test_one_shard_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    directory = tiny_checkpoint("llama", tmp_path / "sharded", shards=3)
+    for shard in directory.glob("*.safetensors"):
+        faults = open_checkpoint(shard).faults
+        assert [fault.rule for fault in faults] == ["index/missing-shard"]
+        assert "one of several shards" in faults[0].message
+    assert open_checkpoint(directory).faults == ()

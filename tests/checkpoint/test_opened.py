@@ -159,7 +159,8 @@ def test_a_bare_file_beside_a_config_uses_it_and_says_so(tmp_path: Path) -> None
         "model-00002-of-00002.safetensors was opened alone, with the config.json beside it.",
         "model-00002-of-00002.safetensors is one of several shards; tensors that it does not hold are not looked for.",
     )
-    assert checkpoint.faults == ()
+    assert [fault.rule for fault in checkpoint.faults] == ["index/missing-shard"]
+    checkpoint.require_usable()
     assert checkpoint.layer_indices == (1,)
     assert shape_faults(checkpoint) == ()
 

@@ -210,7 +210,7 @@ def test_what_an_audit_is_asked(checkpoint: Path, tmp_path: Path):
         "checkpoint": "tiny",
         "family": "llama",
         "against": {"rms_norm_eps": 1e-6, "rope_scaling": None},
-        "against_name": "other.json",
+        "against_name": f"{other} (--against)",
         "rules": ["a/b", "c/d"],
         "certify": True,
     }

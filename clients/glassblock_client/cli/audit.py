@@ -73,7 +73,7 @@ def audit(
             name,
             family=family,
             against=config,
-            against_name="against" if against is None else against.name,
+            against_name="against" if against is None else f"{against} (--against)",
             rules=chosen,
             certify=certify,
             on_progress=on_progress,

@@ -136,6 +136,8 @@ class Checkpoint:
         return self.family
 
     def _is_fatal(self, fault: Fault) -> bool:
+        if isinstance(fault, IndexFault) and fault.file.name in self.containers and fault.kind == "missing-shard":
+            return False  # one shard, opened alone: what it holds can be run
         if isinstance(fault, IndexFault):
             governs = self.index is not None and any(shard in self.containers for shard in self.index.shards)
             if fault.kind == "duplicate":

@@ -14,7 +14,7 @@ from glassblock.checkpoint.index import (
     missing_by_number,
     names_in_words,
 )
-from glassblock.checkpoint.shard_names import numbered, series_of
+from glassblock.checkpoint.shard_names import is_shard, numbered, series_of
 
 WEIGHTS_SUFFIX = ".safetensors"
 SINGLE_NAME = f"model{WEIGHTS_SUFFIX}"
@@ -107,6 +107,10 @@ def weight_set_faults(
         yield from absent
         if index is None and not absent:
             yield from _without_index(used, present)
+    if present is None:
+        yield from (
+            _one_of_several(container) for name, container in used.items() if is_shard(name) and container.listed
+        )
     yield from duplicate_faults(used.values())
     series: dict[str, dict[str, Container]] = defaultdict(dict)
     listed = frozenset[str]() if index is None else frozenset(index.shards)
@@ -115,6 +119,12 @@ def weight_set_faults(
             series[series_of(name)][name] = container
     for members in series.values():
         yield _beside(used, members, listed=listed)
+
+
+def _one_of_several(container: Container) -> IndexFault:
+    """One shard, opened alone: no checkpoint, whatever it holds."""
+    message = f"{container.file.name} is one of several shards; the others were not looked at"
+    return IndexFault("missing-shard", container.file, message, "Give the directory that holds all of them.")
 
 
 def _empty_index(index: Index, used: Mapping[str, Container]) -> IndexFault:

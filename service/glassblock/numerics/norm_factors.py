@@ -10,7 +10,7 @@ Rows are taken in units of their largest entry, so that neither a row near overf
 (`norm_jacobians` says more). A zero row has v_1 = 0 and Pi = I, or I - v_2 v_2^T. Where eps is zero too, s is zero.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -27,9 +27,9 @@ class NormFactors(NamedTuple):
         gamma: `[d]`, the gain with its offset.
         s: `[tokens]`, float64: sqrt(mean square + eps) of the (centred) row. float64 holds 1/s for every float32 row.
         directions: `[k, tokens, d]`, the v_k; k is 1, or 2 for LayerNorm.
-        kept: `[k, tokens]`, the rho_k.
-        output: `[tokens, d]`, the row normed, with gain and bias: what a sublayer reads.
-        along: `[tokens, d]`, J x, exactly zero where eps is.
+        kept: `[k, tokens]`, float64: the rho_k. J x = gamma rho_1 n, with n the row normed: exactly zero where eps is.
+        normed: `[tokens, d]`, the row normed, without gain and bias.
+        output: `[tokens, d]`, the same with gain and bias: what a sublayer reads.
         amplification: `[tokens]`, float64: by how much centring the row magnifies a relative error of it, >= 1.
     """
 
@@ -37,13 +37,13 @@ class NormFactors(NamedTuple):
     s: Tensor
     directions: Tensor
     kept: Tensor
+    normed: Tensor
     output: Tensor
-    along: Tensor
     amplification: Tensor
 
     def project(self, v: Float[Tensor, "tokens d"]) -> Float[Tensor, "tokens d"]:
         """Pi v for each row; Pi is symmetric."""
-        along = (self.directions * v).sum(-1) * (1.0 - self.kept)
+        along = (self.directions * v).sum(-1) * (1.0 - self.kept).to(v.dtype)
         return v - (along.unsqueeze(-1) * self.directions).sum(0)
 
     def times(self, v: Float[Tensor, "tokens d"]) -> Float[Tensor, "tokens d"]:
@@ -77,26 +77,31 @@ def norm_factors(x: Float[Tensor, "tokens d"], norm: Norm) -> NormFactors:
         centred = torch.where((unit == unit[..., :1]).all(-1, keepdim=True), torch.zeros_like(unit), centred)
     else:
         centred = unit
-    length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    length = lengths(centred, keepdim=True)
     first = centred / torch.where(length > 0, length, torch.ones_like(length))
     rms = largest.double() * length.double() / d**0.5
     s = torch.hypot(rms, torch.full_like(rms, norm.eps).sqrt())
-    kept = (norm.eps / s / s).to(x.dtype)
-    gamma = torch.ones_like(x[0]) if norm.gain is None else norm.gain.to(x.dtype) + norm.kind.offset
+    kept = norm.eps / s / s
+    ones = torch.ones(d, dtype=x.dtype, device=x.device)
+    gamma = ones if norm.gain is None else norm.gain.to(x.dtype) + norm.kind.offset
     # |n| = sqrt(d) rms / s, a number of the order of one whatever the row.
     normed = first * (rms / s * d**0.5).to(x.dtype)
     directions, rho = first.unsqueeze(0), kept.mT
     if norm.kind.centred:
-        ones = torch.full_like(first, d**-0.5)
-        directions = torch.stack([first, ones])
+        directions = torch.stack([first, (ones / d**0.5).expand_as(first)])
         rho = torch.cat([rho, torch.zeros_like(rho)])
-    before = torch.linalg.vector_norm(unit, dim=-1).double() * largest.squeeze(-1).double() / d**0.5
+    before = lengths(unit).double() * largest.squeeze(-1).double() / d**0.5
     return NormFactors(
         gamma=gamma,
         s=s.squeeze(-1),
         directions=directions,
         kept=rho,
+        normed=normed,
         output=gamma * normed if norm.bias is None else gamma * normed + norm.bias.to(x.dtype),
-        along=gamma * normed * kept,
         amplification=(before / s.squeeze(-1)).clamp(min=1.0) if norm.kind.centred else torch.ones_like(s.squeeze(-1)),
     )
+
+
+def lengths(v: Tensor, *, dim: int = -1, keepdim: bool = False) -> Tensor:
+    """Euclidean lengths along one axis."""
+    return cast("Tensor", torch.linalg.vector_norm(v, dim=dim, keepdim=keepdim))

@@ -20,7 +20,7 @@ class AuditRequest(Request):
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096, description="path under a root")]
     family: Annotated[str | None, Field(description="row of the family table, when no config names one")] = None
     against: Annotated[dict[str, Any] | None, Field(description="another engine's config, as an object")] = None
-    against_name: Annotated[str, Field(max_length=512, description="what to call that config")] = "against"
+    against_name: Annotated[str, Field(max_length=8192, description="what to call that config")] = "against"
     rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="all rules when left out")] = None
     certify: Annotated[Flag, Field(description="compute the certified bound of every tensor, not of suspects")] = False
 

@@ -26,7 +26,7 @@ ARG PIP_INDEX_URL
 WORKDIR /build
 # Dependencies first, over two empty packages: this layer, the large one, outlives every change of the source.
 # The project's files are lent to the builder, not copied: there is one stage, and each byte is stored once.
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     --mount=type=bind,source=pyproject.toml,target=/lent/pyproject.toml \
@@ -35,15 +35,15 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && mkdir -p service/glassblock clients/glassblock_client \
     && touch service/glassblock/__init__.py clients/glassblock_client/__init__.py README.md LICENSE \
     && python3 -m venv /opt/glassblock \
-    && /opt/glassblock/bin/python -m pip install --constraint constraints.txt \
+    && /opt/glassblock/bin/python -m pip install --cache-dir /var/cache/pip --constraint constraints.txt \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service]" \
     && rm -r /build/*
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     --mount=type=bind,target=/lent \
     cp -r /lent/. . \
-    && /opt/glassblock/bin/python -m pip install --no-deps --force-reinstall . \
+    && /opt/glassblock/bin/python -m pip install --cache-dir /var/cache/pip --no-deps --force-reinstall . \
     && rm -r /build/*
 
 ENV PATH=/opt/glassblock/bin:$PATH \

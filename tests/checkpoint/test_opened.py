@@ -340,3 +340,11 @@ def test_file_names_that_no_message_could_show_are_passed_over(llama: Path) -> N
         (Path(os.fsdecode(os.fsencode(llama) + b"/" + name))).write_bytes(b"")
     assert open_checkpoint(llama).faults == ()
     assert Roots([llama.parent]).list() == ("llama",)
+
+
+def test_a_folder_of_checkpoints_names_them(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path / "first")
+    tiny_checkpoint("gpt2", tmp_path / "second")
+    with pytest.raises(UnknownCheckpoint, match="holds no safetensors file") as refused:
+        open_checkpoint(tmp_path)
+    assert "first, second" in (refused.value.hint or "")

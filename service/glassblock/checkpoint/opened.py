@@ -21,11 +21,14 @@ from glassblock.checkpoint.recognition import family_named, find_trunk, no_trunk
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
 from glassblock.checkpoint.shard_names import is_shard
-from glassblock.checkpoint.weight_sets import SINGLE_NAME, in_use, join_entries, weight_set_faults
+from glassblock.checkpoint.weight_sets import SINGLE_NAME, WEIGHTS_SUFFIX, in_use, join_entries, weight_set_faults
 from glassblock.errors import AccessRefused, DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
 
 MAX_FILES = 100_000
 """Entries of a directory looked at."""
+
+MAX_HINTS = 5
+"""Folders named in a hint."""
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -173,7 +176,7 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
         raise UnknownCheckpoint(
             f"{path.name} holds no safetensors file",
             field="checkpoint",
-            hint="Name a directory with safetensors files, or one such file. Pickled weights are never read.",
+            hint=_hint_without_weights(path),
         )
     real = {name: checked_file(directory, name, roots) for name in weights}
     index = None
@@ -225,6 +228,14 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
 def _is_shard_of(name: str, index: Index | None) -> bool:
     """Whether the index, or where it names no shard the number in the name, says that a file belongs to a set."""
     return name in index.shards if index is not None and index.shards else is_shard(name)
+
+
+def _hint_without_weights(path: Path) -> str:
+    """What to do about a directory without weights: often the checkpoints lie one folder below."""
+    below = sorted(item.parent.name for item in path.glob(f"*/*{WEIGHTS_SUFFIX}"))
+    if below:
+        return f"Checkpoints lie in its folders: {', '.join(dict.fromkeys(below[:MAX_HINTS]))}. Name one of them."
+    return "Name a directory with safetensors files, or one such file. Pickled weights are never read."
 
 
 def _present(path: Path) -> frozenset[str]:

@@ -40,5 +40,5 @@ def table(title: str, names: tuple[str, str], paired: Paired) -> str:
     lines = [f"### {title}", "", "| | median s | min s | max s |", "|---|---|---|---|"]
     for name, runs in zip(names, (paired.ours, paired.baseline), strict=True):
         lines.append(f"| {name} | {statistics.median(runs):.3f} | {min(runs):.3f} | {max(runs):.3f} |")
-    lines += ["", f"Ratio, median of {len(paired.ours)} pairs: **{paired.ratio:.2f}x**", ""]
+    lines += ["", f"Second over first, median of {len(paired.ours)} pairs: **{paired.ratio:.2f}**", ""]
     return "\n".join(lines)

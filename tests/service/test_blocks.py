@@ -248,3 +248,10 @@ def test_a_mean_square_that_overflows_is_told(client: Client) -> None:
 def test_what_a_norm_kind_leaves_out_is_told(client: Client) -> None:
     notes = client.run_block("gpt2", 0, x=rows(), overrides=Overrides(norm_kind="rms_llama")).answer.notes
     assert any("bias" in note for note in notes)
+
+
+@pytest.mark.parametrize(("placement", "used"), [("pre", "input"), ("post", "input"), ("branch-output", "output")])
+def test_a_norm_that_is_left_out_is_told(client: Client, placement: str, used: str) -> None:
+    changed = Overrides(placement=placement)  # pyright: ignore[reportArgumentType]
+    notes = client.run_block("gemma3", 0, x=rows(), overrides=changed).answer.notes
+    assert any(f"only the one on the branch's {used} is used" in note for note in notes)

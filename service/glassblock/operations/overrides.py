@@ -46,12 +46,12 @@ def overridden(feed_forward: FeedForward, wiring: Wiring, overrides: Overrides) 
     wiring = replace(wiring, **changed)
     # Places last: a norm that has to be made up multiplies by one in the arithmetic that is asked for.
     if overrides.placement is not None:
-        wiring, assumed = rewired(wiring, Placement(overrides.placement), feed_forward.model_width)
+        wiring, assumed = rewired(wiring, Placement(overrides.placement))
         notes += assumed
     return ChangedBlock(feed_forward, wiring, tuple(dict.fromkeys(notes)))
 
 
-def rewired(wiring: Wiring, placement: Placement, width: int) -> tuple[Wiring, list[str]]:
+def rewired(wiring: Wiring, placement: Placement) -> tuple[Wiring, list[str]]:
     """The same norms at other places, and what was assumed.
 
     A norm the block has keeps its place where the new wiring has that place, and else moves to
@@ -74,15 +74,18 @@ def rewired(wiring: Wiring, placement: Placement, width: int) -> tuple[Wiring, l
             places = {"output_norm": branch_end or main}
         case Placement.SANDWICH:
             if branch_end is None:
-                branch_end = _unit(main, width)
+                branch_end = _unit(main)
                 notes.append("sandwich: there is one norm; the one on the branch's output multiplies by one")
             elif main is branch_end:
-                main = _unit(branch_end, width)
+                main = _unit(branch_end)
                 notes.append("sandwich: there is one norm; the one on the branch's input multiplies by one")
             places = {"input_norm": main, "output_norm": branch_end}
     given = sum(norm is not None for norm in wiring.norms)
     if given > len(places):
-        notes.append(f"{placement.value}: the block has {given} norms here; only the first is used")
+        used = "output" if next(iter(places.values())) is wiring.output_norm else "input"
+        notes.append(
+            f"{placement.value}: the block has {given} norms here; only the one on the branch's {used} is used"
+        )
     moved = Wiring(placement, **places, residual_scale=wiring.residual_scale, branch_scale=wiring.branch_scale)
     return moved, notes
 
@@ -118,7 +121,7 @@ def _changed_norm(norm: Norm, overrides: Overrides, notes: list[str]) -> Norm:
     return Norm(kind, gain, bias, eps)
 
 
-def _unit(like: Norm, width: int) -> Norm:
+def _unit(like: Norm) -> Norm:
     if like.gain is None:
         return like
-    return Norm(like.kind, torch.full_like(like.gain, 1.0 - like.kind.offset)[:width], None, like.eps)
+    return Norm(like.kind, torch.full_like(like.gain, 1.0 - like.kind.offset), None, like.eps)

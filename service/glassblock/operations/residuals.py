@@ -60,7 +60,7 @@ def compare(
     norms: dict[str, JacobianNorms] = {}
     notes: list[str] = []
     for placement in PLACEMENTS:
-        wiring, assumed = rewired(sublayer.wiring, placement, sublayer.width)
+        wiring, assumed = rewired(sublayer.wiring, placement)
         notes += [note for note in assumed if note not in notes]
         _check_defined(sublayer, wiring)
         if wiring.output_norm is not None and _branch_vanishes(sublayer, wiring):

@@ -141,6 +141,30 @@ def test_a_parallel_branch_is_added() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_a_gain_of_the_branch_multiplies_it_last() -> None:
+    wiring, network = make_wiring(Placement.SANDWICH, D, beta=0.22), make_feed_forward(D, M)
+    gain, x = random_tensor(D, seed=6), random_tensor(3, D, seed=4)
+    stages, plain = run_block(x, network, replace(wiring, branch_gain=gain)), run_block(x, network, wiring)
+    assert torch.equal(stages.contribution, plain.contribution * gain)
+    assert torch.equal(stages.output, x + stages.contribution)
+
+
+def test_two_branches_may_be_summed_before_the_stream_is_added() -> None:
+    wiring, network = make_wiring(Placement.PARALLEL, D), make_feed_forward(D, M)
+    first = replace(wiring, branches_first=True)
+    x, attention = (random_tensor(200, D, seed=seed, dtype=torch.bfloat16) for seed in (4, 5))
+    for each, summed in (
+        (wiring, lambda stages: (stages.x + attention) + stages.contribution),
+        (first, lambda stages: (attention + stages.contribution) + stages.x),
+    ):
+        stages = run_block(x, network, each, other=attention, dtype=torch.bfloat16)
+        assert torch.equal(stages.output, summed(stages))
+    assert first.to(torch.bfloat16).branches_first
+    with pytest.raises(InvalidValue) as caught:
+        replace(make_wiring(Placement.PRE, D), branches_first=True)
+    assert caught.value.field == "branches_first"
+
+
 def test_the_stages_of_a_post_block_are_those_of_the_raw_stream() -> None:
     wiring, network = make_wiring(Placement.POST, D), make_feed_forward(D, M)
     x = random_tensor(3, D, seed=4)

@@ -2,7 +2,7 @@
 
 `ACTIVATIONS` holds one row per arithmetic, not per function: three spellings of tanh-GELU are one function in exact
 arithmetic (`formula`) and three different roundings. Rows that carry a name of transformers' `ACT2FN` give the same
-bits as it does. Learnable activations (`xielu`, `prelu`) need tensors of the checkpoint and are refused.
+bits as it does. Learned ones need tensors of the checkpoint: `LEARNED_ACTIVATIONS`; others (`prelu`) are refused.
 
 Names of gated units follow Shazeer, "GLU Variants Improve Transformer" (2020): GLU gates with the sigmoid, ReGLU with
 ReLU, GEGLU with the erf form of GELU, SwiGLU with SiLU, the bilinear unit with the identity.
@@ -56,7 +56,7 @@ def activation_named(name: str, *, swish_beta: float | None = None, field: str =
     if row is None:
         raise InvalidValue(
             f"unknown activation {name!r}",
-            hint="Use one of the known names; a learnable activation is not supported.",
+            hint="Use one of the known names; a learned activation comes with its checkpoint alone.",
             field=field,
             known=(*ACTIVATIONS, *ACTIVATION_ALIASES),
         )
@@ -191,6 +191,48 @@ ACTIVATION_ALIASES: Mapping[str, str] = MappingProxyType(
         "sqrelu": "relu2",
     }
 )
+
+
+def xielu(*, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Activation:
+    """xIELU with its learned numbers (Huang and Schlag 2024, "Deriving Activation Functions via Integration").
+
+    For x > 0: p x^2 + beta x, else n (exp(min(x, eps)) - 1 - x) + beta x, with p = softplus(alpha_p) and
+    n = beta + softplus(alpha_n); each a tensor of one number, as the checkpoint stores it.
+    """
+
+    def function(values: Tensor) -> Tensor:
+        rising, falling, linear, edge = (number.to(values) for number in (alpha_p, alpha_n, beta, eps))
+        positive = functional.softplus(rising)
+        negative = linear + functional.softplus(falling)
+        return torch.where(
+            values > 0,
+            positive * values * values + linear * values,
+            (torch.expm1(torch.min(values, edge)) - values) * negative + linear * values,
+        )
+
+    return Activation("xielu", function, odd=False, formula="xielu")
+
+
+LEARNED_ACTIVATIONS: Mapping[str, Callable[..., Activation]] = MappingProxyType({"xielu": xielu})
+"""Activations with numbers of their own in the checkpoint, by name."""
+
+
+def learned_activation(name: str, tensors: Mapping[str, Tensor]) -> Activation:
+    """The learned activation of that name with its tensors, by parameter.
+
+    Raises:
+        InvalidValue: The name is unknown, or a tensor is missing or holds more than one number.
+    """
+    build = LEARNED_ACTIVATIONS.get(name)
+    if build is None:
+        raise InvalidValue(f"unknown learned activation {name!r}", field="activation", known=tuple(LEARNED_ACTIVATIONS))
+    needed = tuple(key for key in build.__annotations__ if key != "return")
+    for parameter in needed:
+        if parameter not in tensors or tensors[parameter].numel() != 1:
+            raise InvalidValue(
+                f"the activation {name} needs {parameter}, one number of the checkpoint", field=parameter
+            )
+    return build(**{parameter: tensors[parameter] for parameter in needed})
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.linear import apply_linear, widest_dtype
 from glassblock.numerics.wiring import Placement, Wiring
 
 
@@ -103,7 +103,26 @@ def residual_stream(
 ) -> Float[Tensor, "*batch d"]:
     """The stream after the residual add and before a POST block's norm, in the dtype of `x`."""
     normed = x if wiring.input_norm is None else wiring.input_norm(x)
-    return _add(x, _contribution(apply_sublayer(normed, sublayer), wiring), wiring, other=None)
+    return _add(x, branch_contribution(apply_sublayer(normed, sublayer), wiring), wiring, other=None)
+
+
+def branch_contribution(branch: Float[Tensor, "*batch d"], wiring: Wiring) -> Float[Tensor, "*batch d"]:
+    """What the residual stream receives of a branch: after the branch's norm, multiplier and gain."""
+    normed = branch if wiring.output_norm is None else wiring.output_norm(branch)
+    scaled = normed if wiring.branch_scale == 1.0 else normed * wiring.branch_scale
+    return scaled if wiring.branch_gain is None else scaled * wiring.branch_gain.to(scaled.dtype)
+
+
+def joined(
+    x: Float[Tensor, "*batch d"],
+    contribution: Float[Tensor, "*batch d"],
+    wiring: Wiring,
+    *,
+    other: Float[Tensor, "*batch d"] | None = None,
+) -> Float[Tensor, "*batch d"]:
+    """The residual stream that leaves: x with the contributions of its branches, after the norm of a POST block."""
+    stream = _add(x, contribution, wiring, other=other)
+    return stream if wiring.residual_norm is None else wiring.residual_norm(stream)
 
 
 def apply_sublayer(
@@ -111,7 +130,7 @@ def apply_sublayer(
 ) -> Float[Tensor, "*batch d"]:
     """What the sublayer returns for its input `n`, in the dtype of `n`."""
     if isinstance(sublayer, Tensor):
-        return _linear(n, sublayer, None)
+        return apply_linear(n, sublayer)
     *_, (_, down) = _run_feed_forward(n, sublayer)
     return down
 
@@ -133,7 +152,7 @@ def check_sublayer(x: Tensor, sublayer: Tensor | FeedForward) -> None:
 
 
 def common_dtype(x: Tensor, sublayer: Tensor | FeedForward | None, wiring: Wiring) -> torch.dtype:
-    """The widest of float32 and of the dtypes of the input, the sublayer's weights and the norms' gains."""
+    """The widest of float32 and of the dtypes of the input, the sublayer's weights and the wiring's tensors."""
     tensors = [x]
     if isinstance(sublayer, Tensor):
         tensors.append(sublayer)
@@ -141,11 +160,7 @@ def common_dtype(x: Tensor, sublayer: Tensor | FeedForward | None, wiring: Wirin
         biases = (sublayer.gate_bias, sublayer.up_bias, sublayer.down_bias)
         stored = (sublayer.gate, sublayer.up, sublayer.down, *biases)
         tensors += [tensor for tensor in stored if tensor is not None]
-    tensors += [norm.gain for norm in wiring.norms if norm is not None and norm.gain is not None]
-    common = torch.float32
-    for tensor in tensors:
-        common = torch.promote_types(common, tensor.dtype)
-    return common
+    return widest_dtype((*tensors, *wiring.tensors))
 
 
 def _run(
@@ -160,44 +175,38 @@ def _run(
     for name, tensor in _run_feed_forward(x if normed is None else normed, feed_forward):
         yield name, tensor
         down = tensor
-    contribution = _contribution(down, wiring)
+    contribution = branch_contribution(down, wiring)
     yield "contribution", contribution
-    stream = _add(x, contribution, wiring, other=other)
-    yield "output", stream if wiring.residual_norm is None else wiring.residual_norm(stream)
+    yield "output", joined(x, contribution, wiring, other=other)
 
 
 def _run_feed_forward(n: Tensor, feed_forward: FeedForward) -> Iterator[tuple[str, Tensor]]:
     if feed_forward.gate is None:
-        up = _linear(n, feed_forward.up, feed_forward.up_bias)
+        up = apply_linear(n, feed_forward.up, feed_forward.up_bias)
         yield "up", up
         hidden = feed_forward.activation(up)
         yield "activated", hidden
     else:
-        gate = _linear(n, feed_forward.gate, feed_forward.gate_bias)
+        gate = apply_linear(n, feed_forward.gate, feed_forward.gate_bias)
         yield "gate", gate
-        up = _linear(n, feed_forward.up, feed_forward.up_bias)
+        up = apply_linear(n, feed_forward.up, feed_forward.up_bias)
         yield "up", up
-        activated, hidden = feed_forward.gating.combine(gate, up, feed_forward.activation)
+        scaled = gate if feed_forward.gate_scale == 1.0 else gate * feed_forward.gate_scale
+        activated, hidden = feed_forward.gating.combine(scaled, up, feed_forward.activation)
         yield "activated", activated
+    hidden = hidden if feed_forward.hidden_norm is None else feed_forward.hidden_norm(hidden)
     yield "hidden", hidden
-    yield "down", _linear(hidden, feed_forward.down, feed_forward.down_bias)
-
-
-def _linear(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # One matrix is cast at a time, so that a wide computation never holds a wide copy of all three.
-    return functional.linear(values, weight.to(values.dtype), None if bias is None else bias.to(values.dtype))
-
-
-def _contribution(down: Tensor, wiring: Wiring) -> Tensor:
-    branch = down if wiring.output_norm is None else wiring.output_norm(down)
-    return branch if wiring.branch_scale == 1.0 else branch * wiring.branch_scale
+    down = apply_linear(hidden, feed_forward.down, feed_forward.down_bias)
+    yield "down", down if feed_forward.down_scale == 1.0 else down * feed_forward.down_scale
 
 
 def _add(x: Tensor, contribution: Tensor, wiring: Wiring, *, other: Tensor | None) -> Tensor:
     stream = x if wiring.residual_scale == 1.0 else x * wiring.residual_scale
-    if other is not None:
-        stream = stream + other
-    return stream + contribution
+    if other is None:
+        return stream + contribution
+    if wiring.branches_first:
+        return (other + contribution) + stream
+    return (stream + other) + contribution
 
 
 def _check_request(

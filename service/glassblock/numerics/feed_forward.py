@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import Activation, Gating
+from glassblock.numerics.norms import Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,9 @@ class FeedForward:
         down_bias: `[d]` or None.
         activation: Applied to the gate, or to `up` in a plain network.
         gating: How the two branches meet. Not used in a plain network.
+        hidden_norm: A norm of what `down` reads (BitNet); None in nearly every family.
+        gate_scale: Multiplies what the gate projection returns, before the activation (Falcon-H1).
+        down_scale: Multiplies what the network returns (Falcon-H1).
 
     Raises:
         InvalidValue: A shape does not fit the others, or a plain network has a gate bias.
@@ -39,6 +43,9 @@ class FeedForward:
     down_bias: Tensor | None
     activation: Activation
     gating: Gating
+    hidden_norm: Norm | None = None
+    gate_scale: float = 1.0
+    down_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.up.ndim != 2 or self.up.numel() == 0:
@@ -93,6 +100,11 @@ class FeedForward:
         tensors = (self.gate, self.up, self.down, self.gate_bias, self.up_bias, self.down_bias)
         return sum(tensor.numel() for tensor in tensors if tensor is not None)
 
+    @property
+    def neuronwise(self) -> bool:
+        """Whether each hidden unit is made from its own gate and up alone, with nothing but products around them."""
+        return self.hidden_norm is None and self.gate_scale == 1.0 and self.down_scale == 1.0
+
     def narrowed(self, width: int, *, field: str = "width") -> "FeedForward":
         """The nested network of the first `width` hidden units, as views; the bias of `down` stays whole.
 
@@ -103,6 +115,12 @@ class FeedForward:
             raise InvalidValue(
                 f"the width {width} is not between 1 and {self.width}",
                 hint="Choose how many of the hidden units to keep, counted from the first.",
+                field=field,
+            )
+        if self.hidden_norm is not None and width != self.width:
+            raise InvalidValue(
+                "a norm over all hidden units stands in front of down, so that fewer units are another network",
+                hint="Leave the width out.",
                 field=field,
             )
         return replace(

@@ -9,6 +9,8 @@ The wirings, for a sublayer F, with alpha = `residual_scale` and beta = `branch_
     BRANCH_OUTPUT   alpha x + beta N'(F(x))                    OLMo-2
 
 `other` is what the parallel branch adds; without it the PARALLEL output is that of the feed-forward branch alone.
+The sum of three is rounded in one of two orders: (alpha x + other) + branch in Cohere and StableLM, and
+(other + branch) + alpha x in GPT-NeoX, GPT-J, Phi and Falcon.
 """
 
 import math
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
+from torch import Tensor
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.norms import Norm
@@ -42,6 +45,8 @@ class Wiring:
         residual_norm: After the residual add: POST.
         residual_scale: alpha, on x.
         branch_scale: beta, on the branch, after its norm where it has one.
+        branch_gain: `[d]`, multiplies the branch channel by channel (LayerScale, Touvron et al. 2021); None for none.
+        branches_first: PARALLEL only: the two branches are summed before the stream is added, which rounds otherwise.
 
     Raises:
         InvalidValue: A norm is missing or has no place here, or a scale is not finite.
@@ -53,6 +58,8 @@ class Wiring:
     residual_norm: Norm | None = None
     residual_scale: float = 1.0
     branch_scale: float = 1.0
+    branch_gain: Tensor | None = None
+    branches_first: bool = False
 
     def __post_init__(self) -> None:
         needed = _NORMS_OF[self.placement]
@@ -72,15 +79,31 @@ class Wiring:
         for name, scale in (("residual_scale", self.residual_scale), ("branch_scale", self.branch_scale)):
             if not math.isfinite(scale):
                 raise InvalidValue(f"{name} is {scale}", hint="Give a finite number.", field=name)
+        if self.branches_first and self.placement is not Placement.PARALLEL:
+            raise InvalidValue(
+                f"the placement {self.placement.value!r} has no second branch to sum first",
+                hint="Leave `branches_first` out, or use the placement 'parallel'.",
+                field="branches_first",
+            )
 
     def to(self, dtype: torch.dtype) -> "Wiring":
-        """The same wiring with the tensors of its norms cast."""
+        """The same wiring with its tensors cast."""
+        if all(tensor.dtype is dtype for tensor in self.tensors):
+            return self
         return Wiring(
             self.placement,
             *(None if norm is None else norm.to(dtype) for norm in self.norms),
             residual_scale=self.residual_scale,
             branch_scale=self.branch_scale,
+            branch_gain=None if self.branch_gain is None else self.branch_gain.to(dtype),
+            branches_first=self.branches_first,
         )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its stored tensors: those of its norms, and the gain of its branch."""
+        norms = (tensor for norm in self.norms if norm is not None for tensor in (norm.gain, norm.bias))
+        return tuple(tensor for tensor in (*norms, self.branch_gain) if tensor is not None)
 
     @property
     def norms(self) -> tuple[Norm | None, Norm | None, Norm | None]:

@@ -4,10 +4,13 @@ from typing import Any
 
 from glassblock.wire.audits import (
     AuditedCheckpoint,
+    Comparison,
     Coverage,
     Finding,
     Fix,
+    KnownFinding,
     LayerMetrics,
+    Location,
     Report,
     Skipped,
     Undecidable,
@@ -120,3 +123,97 @@ def undecided_report(depth: int = 4) -> Report:
 
 def report_with_verdict(verdict: Verdict) -> Report:
     return {"pass": report(), "fail": swapped_report(2), "inconclusive": undecided_report()}[verdict]
+
+
+def located_finding(layer: int) -> Finding:
+    """A swap with the bytes that it is about."""
+    found = swap_finding(layer)
+    places = (
+        Location(tensor=name, file="model.safetensors", byte_offset=1000 * (number + 1), byte_length=512)
+        for number, name in enumerate(found.tensors)
+    )
+    return found.model_copy(update={"locations": tuple(places)})
+
+
+def full_report() -> Report:
+    """Every field filled: findings of three levels, a known one, open questions, a comparison, metrics."""
+    findings = (
+        located_finding(2),
+        Finding(
+            rule="container/truncated",
+            level="error",
+            certainty="proved",
+            message="The file was cut.",
+            file="model.safetensors",
+            byte=1234567,
+        ),
+        Finding(rule="config/eps-conflict", level="warning", certainty="conflict", message="1e-5 and 1e-6"),
+        Finding(rule="range/fp16-overflow", level="note", certainty="risk", layer=3, message="large"),
+        located_finding(1).model_copy(update={"known": True, "expert": 4}),
+    )
+    undecided = Undecidable(layer=0, reason="too small", would_decide="captured tensors")
+    old = KnownFinding(rule="tensor/all-zero", level="warning", layer=0, tensors=("model.layers.0.x",))
+    made = report(verdict="fail", findings=findings, layers=tuple(drawn_layer(n) for n in range(4)))
+    return made.model_copy(
+        update={
+            "coverage": (*made.coverage, Coverage(rule="norm/offset", checked=3, undecidable=(undecided,))),
+            "comparison": Comparison(baseline="known.json", fixed=(old,), unseen=(old,)),
+        }
+    )
+
+
+def drawn_layer(layer: int) -> LayerMetrics:
+    """A layer with everything that charts read."""
+    metrics: dict[str, float | int | str | None] = {"gate_z": 99.0 + layer, "up_z": -0.5, "verdict": "as-named"}
+    for what in ("gate_row_norm", "up_row_norm", "down_column_norm"):
+        metrics |= {f"{what}_least": 0.4, f"{what}_median": 0.9, f"{what}_most": 1.3 + layer}
+    for role in ("attn_in", "ffn_in"):
+        metrics |= {f"norm_{role}_gain_least": -0.1, f"norm_{role}_gain_rms": 0.6, f"norm_{role}_gain_most": 1.0}
+        metrics |= {f"norm_{role}_eps": 1e-5}
+    if layer == 0:
+        for name, value in (("least", 0.005), ("median", 0.02), ("most", 0.2)):
+            metrics[f"norm_attn_in_input_mean_square_{name}"] = value
+    return LayerMetrics(layer=layer, metrics=metrics)
+
+
+def hostile_report(evil: str) -> Report:
+    """Every text that may come from a checkpoint or its user is `evil`."""
+    finding = located_finding(0).model_copy(
+        update={
+            "rule": evil,
+            "tensors": (evil, evil),
+            "message": evil,
+            "file": evil,
+            "byte": 3,
+            "evidence": {evil: evil},
+            "fix": Fix(action=evil, description=evil),
+            "locations": (Location(tensor=evil, file=evil, byte_offset=0, byte_length=1),),
+        }
+    )
+    known = KnownFinding(rule=evil, level="error", tensors=(evil,), file=evil)
+    made = report(
+        verdict="fail",
+        findings=(finding, finding.model_copy(update={"known": True, "level": "warning"})),
+        coverage=(
+            Coverage(
+                rule=evil,
+                checked=1,
+                undecidable=(Undecidable(layer=0, reason=evil, would_decide=evil),),
+                skipped=(Skipped(reason=evil),),
+            ),
+        ),
+        layers=(drawn_layer(0), LayerMetrics(layer=1, metrics={"gate_z": 1.0, "verdict": evil, evil: evil})),
+        glassblock=evil,
+    )
+    checkpoint = made.checkpoint.model_copy(update={"path": evil, "family": evil, "verified": evil})
+    comparison = Comparison(baseline=evil, fixed=(known,), unseen=(known,))
+    return made.model_copy(update={"checkpoint": checkpoint, "comparison": comparison})
+
+
+def huge_report() -> Report:
+    """Three thousand findings with names as long as a header allows them to be, for all practical purposes."""
+    name = "<|`*_[x](http://a.b/)@c|>" * 40
+    found = located_finding(0).model_copy(update={"tensors": (name,) * 12, "message": name * 3})
+    findings = tuple(found.model_copy(update={"layer": n}) for n in range(3000))
+    open_ = tuple(Undecidable(layer=n, reason=f"{name} {n}", would_decide=name) for n in range(500))
+    return report(verdict="fail", findings=findings, coverage=(Coverage(rule=RULE, checked=1, undecidable=open_),))

@@ -7,9 +7,9 @@ import re
 
 import pytest
 from glassblock import reports
-from glassblock.reports import REPORTS, layer_table, page, ranges, text
+from glassblock.reports import REPORTS, layer_table, page, ranges, text, wording
 from glassblock.reports.ranges import layer_ranges
-from glassblock.reports.text import byte_count
+from glassblock.reports.wording import byte_count
 from glassblock.wire import printable as printable_module
 from glassblock.wire.audits import Coverage, Finding, Fix, LayerMetrics, Report, Skipped, Undecidable
 from glassblock.wire.printable import printable
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from reports.report_makers import (
     RULE,
+    full_report,
     healthy_layer,
     report,
     report_with_verdict,
@@ -32,12 +33,13 @@ MAKERS = {
     "everywhere": lambda: swapped_report(*range(30), depth=30),
     "undecided": lambda: undecided_report(30),
     "nothing read": lambda: report(layers=(), coverage=()),
+    "everything": full_report,
 }
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def test_every_row_is_named_after_its_key_and_keeps_the_signature():
-    assert set(REPORTS) == {"text", "json"}
+    assert set(REPORTS) == {"text", "json", "sarif", "junit", "markdown", "html"}
     signature = inspect.signature(reports.Render.__call__)
     for name, row in REPORTS.items():
         assert row.name == name
@@ -45,7 +47,7 @@ def test_every_row_is_named_after_its_key_and_keeps_the_signature():
         assert list(inspect.signature(row.render).parameters) == list(signature.parameters)[1:]
 
 
-@pytest.mark.parametrize("module", [ranges, printable_module, text, page, layer_table])
+@pytest.mark.parametrize("module", [ranges, printable_module, text, page, layer_table, wording])
 def test_docstrings_show_what_happens(module):
     assert doctest.testmod(module).failed == 0
 

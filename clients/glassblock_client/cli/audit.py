@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 import typer
 from glassblock.errors import InvalidValue
 from glassblock.reports import REPORTS
+from glassblock.reports.baseline import baseline_of, compared, read_baseline, written
 from glassblock.wire.audits import Report
 
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.files import read_json_object, require_writable, write_whole
 from glassblock_client.cli.screen import coloured, columns, progress_bar
 from glassblock_client.cli.streams import tell
@@ -32,13 +34,26 @@ def audit(
     allow_inconclusive: Annotated[
         bool, typer.Option("--allow-inconclusive", help="Exit 0, not 3, when a question stayed open.")
     ] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="What is known already: a JSON report, or a file of --write-baseline. Only other findings fail.",
+            readable=False,
+            show_default=False,
+        ),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write every finding to this file, to be known from now on.", readable=False, show_default=False
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(help="Another engine's config (JSON): differences are errors.", show_default=False),
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(help="Row of the family table, where no config names one.", show_default=False)
-    ] = None,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
     rules: Annotated[str | None, typer.Option(metavar="RULE,...", help="Only these rules.", show_default=False)] = None,
     certify: Annotated[
         bool, typer.Option("--certify", help="Certify the p-value of every tensor, not of suspects alone.")
@@ -51,7 +66,7 @@ def audit(
 
     Exit status 0: nothing found.
 
-    1: a finding at or above --fail-on.
+    1: a finding at or above --fail-on, which no baseline knows.
 
     2: no report was possible.
 
@@ -64,6 +79,12 @@ def audit(
         raise InvalidValue("--rules names no rule", field="rules", hint="`glassblock rules` lists them")
     if output is not None:
         require_writable(output)
+    if write_baseline is not None:
+        require_writable(write_baseline, option="--write-baseline")
+    known = None
+    if baseline is not None:
+        known = read_baseline(read_json_object(baseline, option="--baseline"), name=f"--baseline: {baseline}")
+    row = read_family_row(family, family_file)
     config = None if against is None else read_json_object(against, option="--against")
     with (
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
@@ -72,12 +93,18 @@ def audit(
         report = client.audit_checkpoint(
             name,
             family=family,
+            family_row=row,
             against=config,
             against_name="against" if against is None else f"{against} (--against)",
             rules=chosen,
             certify=certify,
             on_progress=on_progress,
         )
+    if known is not None:
+        report = compared(report, known, name=str(baseline))
+    if write_baseline is not None:
+        write_whole(write_baseline, [written(baseline_of(report)).encode()])
+        tell(f"{len(report.findings)} findings are known from now on: {write_baseline}")
     render = REPORTS[report_format].render
     if output is None:
         sys.stdout.write(render(report, width=columns(), colour=coloured()))
@@ -89,6 +116,6 @@ def audit(
 
 def exit_status(report: Report, *, fail_on: FailOn, allow_inconclusive: bool) -> int:
     """What a pipeline sees of a report."""
-    if any(finding.level in FAILING[fail_on] for finding in report.findings):
+    if any(finding.level in FAILING[fail_on] and not finding.known for finding in report.findings):
         return 1
     return 3 if report.verdict == "inconclusive" and not allow_inconclusive else 0

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from glassblock.reports.html import render_html
 from glassblock.reports.json import render_json
+from glassblock.reports.junit import render_junit
+from glassblock.reports.markdown import render_markdown
+from glassblock.reports.sarif import render_sarif
 from glassblock.reports.text import render_text
 from glassblock.wire.audits import Report
 
@@ -41,5 +45,9 @@ REPORTS: Mapping[str, ReportFormat] = {
     for row in (
         ReportFormat("text", "text/plain", render_text),
         ReportFormat("json", "application/json", render_json),
+        ReportFormat("sarif", "application/sarif+json", render_sarif),
+        ReportFormat("junit", "application/xml", render_junit),
+        ReportFormat("markdown", "text/markdown", render_markdown),
+        ReportFormat("html", "text/html", render_html),
     )
 }

@@ -1,0 +1,60 @@
+"""Numbers of a layer besides those of its gate: the gains and epsilons of its norms, and what the first norm receives.
+
+No rule looks at them; tables and pictures do.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassblock.audit.evidence import Evidence, GainMoments
+from glassblock.checkpoint.layers import LayerTensors
+from glassblock.checkpoint.settings import eps_of
+from glassblock.errors import DamagedCheckpoint
+from glassblock.numerics.norms import norm_kind_named
+
+Metric = float | int | str | None
+
+
+def gain_offsets(layers: Mapping[int, LayerTensors]) -> dict[str, float]:
+    """The gains of all layers by name, each with what its kind of norm adds to it."""
+    return {
+        norm.gain.name: norm_kind_named(norm.row.kind).offset
+        for layer in layers.values()
+        for norm in layer.norms.values()
+        if norm.gain is not None
+    }
+
+
+def gain_moments(piece: Float[Tensor, " n"], *, offset: float) -> GainMoments | None:
+    """Of one piece of a gain; None of an empty one."""
+    if not piece.numel():
+        return None
+    wide = piece.to(torch.float64) + offset
+    return GainMoments(wide.numel(), float(wide.square().sum()), float(wide.min()), float(wide.max()))
+
+
+def norm_metrics(evidence: Evidence, layer: int) -> dict[str, Metric]:
+    """Per norm of one layer: root mean square, least and greatest entry of its gain, and its epsilon.
+
+    Of the first norm also the mean squares of the rows it receives, where these are rows of the embedding.
+    """
+    metrics: dict[str, Metric] = {}
+    for role, norm in evidence.layers[layer].norms.items():
+        moments = None if norm.gain is None else evidence.gains.get(norm.gain.name)
+        if moments is not None:
+            metrics[f"norm_{role}_gain_rms"] = (moments.square_sum / moments.elements) ** 0.5
+            metrics[f"norm_{role}_gain_least"] = moments.least
+            metrics[f"norm_{role}_gain_most"] = moments.most
+        try:
+            metrics[f"norm_{role}_eps"] = eps_of(evidence.checkpoint.config, evidence.family, norm.row.eps).value
+        except DamagedCheckpoint:
+            continue  # the config's own fault says why
+    energy = evidence.embedding
+    if energy is not None and layer == min(evidence.layers):
+        metrics["norm_attn_in_input_mean_square_least"] = energy.least
+        metrics["norm_attn_in_input_mean_square_median"] = energy.median
+        metrics["norm_attn_in_input_mean_square_most"] = energy.most
+    return metrics

@@ -1,0 +1,151 @@
+"""SARIF 2.1.0 (OASIS standard with errata 01): what code hosts and editors read.
+
+A finding is a result; its places are byte ranges of tensors in files (section 3.30.3, binary regions). What stayed
+undecided is a notification of the run, so that it is told and raises no alert. A known finding is suppressed.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import quote
+
+from glassblock.reports.baseline import fingerprint
+from glassblock.reports.wording import located_message, place_of, question_sentence, undecided
+from glassblock.wire.audits import Finding, Report
+from glassblock.wire.printable import printable
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+PLACES_UP_TO = 100
+"""Places of one result; code hosts take no more."""
+TENSOR_CHARACTERS = 1024
+
+
+def render_sarif(report: Report, *, width: int = 80, colour: bool = False) -> str:
+    """One run with a result for each finding."""
+    del width, colour
+    rules = list(dict.fromkeys([row.rule for row in report.coverage] + [found.rule for found in report.findings]))
+    log = {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "Glassblock",
+                        "version": printable(report.glassblock),
+                        "rules": [_descriptor(rule) for rule in rules],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "invocations": [
+                    {"executionSuccessful": True, "toolExecutionNotifications": list(_notifications(report))}
+                ],
+                "results": [_result(report, finding, rules.index(finding.rule)) for finding in report.findings],
+                "properties": _properties(report),
+            }
+        ],
+    }
+    return json.dumps(log, indent=2, ensure_ascii=True) + "\n"
+
+
+def _descriptor(rule: str) -> dict[str, Any]:
+    name = printable(rule)
+    return {
+        "id": name,
+        "shortDescription": {"text": name.replace("/", ": ").replace("-", " ")},
+        "fullDescription": {"text": f"The rule {name} of Glassblock's audit of a checkpoint."},
+        "help": {"text": f"What it means, how it is found and what would fool it: glassblock rules {name}"},
+    }
+
+
+def _notifications(report: Report) -> Iterator[dict[str, Any]]:
+    for question, rules in undecided(report.coverage).items():
+        text = f"not decided: {question_sentence(question)} ({', '.join(rules)})"
+        yield {"level": "note", "message": {"text": _message(text)}}
+
+
+def _properties(report: Report) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "verdict": report.verdict,
+        "checkpoint": printable(report.checkpoint.path),
+        "family": None if report.checkpoint.family is None else printable(report.checkpoint.family),
+    }
+    if report.comparison is not None:
+        told["fixed"] = [fingerprint(known) for known in report.comparison.fixed]
+    return told
+
+
+def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, Any]:
+    places = [*_tensor_places(report, finding)] or [_file_place(report, finding)]
+    told = located_message(finding)
+    fix = "" if finding.fix is None else f" Fix: {printable(finding.fix.description)}"
+    stable = fingerprint(finding)
+    result: dict[str, Any] = {
+        "ruleId": printable(finding.rule),
+        "ruleIndex": rule_index,
+        "level": finding.level,
+        "message": {"text": _message(f"{told}.{fix}" if fix and not told.endswith(".") else f"{told}{fix}")},
+        "locations": places[:PLACES_UP_TO],
+        # Code hosts follow an alert by the second name alone, and would else hash a line of the file.
+        "partialFingerprints": {"glassblock/v1": stable, "primaryLocationLineHash": stable},
+        "properties": {
+            "certainty": finding.certainty,
+            "layer": finding.layer,
+            "expert": finding.expert,
+            "tensors": len(finding.tensors),
+            "evidence": _plain(finding.evidence),
+        },
+    }
+    if finding.known:
+        of = "a baseline" if report.comparison is None else printable(report.comparison.baseline)
+        result["suppressions"] = [{"kind": "external", "justification": f"known from {of}"}]
+    return result
+
+
+def _plain(value: object) -> Any:
+    """Evidence as JSON that every parser reads: printable texts, and words for numbers that are none."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): _plain(inner) for key, inner in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in cast("Sequence[object]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value if isinstance(value, bool | int | float) or value is None else printable(str(value))
+
+
+def _message(text: str) -> str:
+    """Text in which no viewer sees a placeholder (section 3.11.5) or a link (3.11.6)."""
+    return text.replace("{", "{{").replace("}", "}}").replace("](", "] (")
+
+
+def _tensor_places(report: Report, finding: Finding) -> Iterator[dict[str, Any]]:
+    for place in finding.locations[:PLACES_UP_TO]:
+        name = printable(place.tensor[:TENSOR_CHARACTERS])
+        yield {
+            "physicalLocation": {
+                "artifactLocation": {"uri": _uri(report, place.file)},
+                "region": {"byteOffset": place.byte_offset, "byteLength": place.byte_length},
+            },
+            "logicalLocations": [{"fullyQualifiedName": name, "kind": "tensor"}],
+        }
+
+
+def _file_place(report: Report, finding: Finding) -> dict[str, Any]:
+    """The file where one is named, with the byte if there is one; else the checkpoint itself."""
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(report, finding.file)}}
+    if finding.byte is not None and finding.byte >= 0:
+        physical["region"] = {"byteOffset": finding.byte, "byteLength": 0}
+    place: dict[str, Any] = {"physicalLocation": physical}
+    named = [printable(name[:TENSOR_CHARACTERS]) for name in finding.tensors[:PLACES_UP_TO]] or [place_of(finding)]
+    logical = [{"fullyQualifiedName": name, "kind": "tensor" if finding.tensors else "layer"} for name in named if name]
+    return place | ({"logicalLocations": logical} if logical else {})
+
+
+def _uri(report: Report, file: str | None) -> str:
+    """Relative to where the checkpoint lies: a reference that every part of which is quoted, so none can lead away."""
+    path = report.checkpoint.path
+    parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
+    if file is not None and (not parts or parts[-1] != file):
+        parts += [part for part in file.split("/") if part not in {"", ".", ".."}]
+    return "/".join(quote(part, safe="", errors="replace") for part in parts) or "checkpoint"

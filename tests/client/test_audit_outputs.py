@@ -1,0 +1,120 @@
+"""`glassblock audit` with formats, files and a baseline."""
+
+import json
+from pathlib import Path
+
+import pytest
+from glassblock.reports import REPORTS
+from glassblock.reports.baseline import Baseline, compared, read_baseline
+from glassblock.wire.audits import Report
+from reports.report_makers import full_report, report, swapped_report, undecided_report
+
+from client.test_command_line import audited, checkpoint, invoke
+
+__all__ = ["checkpoint"]  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("URL", "KEY", "DEVICE"):
+        monkeypatch.delenv(f"GLASSBLOCK_{name}", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_format_goes_to_a_file_and_to_stdout(checkpoint: Path, tmp_path: Path, name: str):
+    target = tmp_path / "report"
+    arguments = ("audit", checkpoint, "--format", name, "--fail-on", "never")
+    result = invoke(audited(full_report()), *arguments, "--output", target)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert target.read_text(encoding="utf-8") == REPORTS[name].render(full_report(), width=100)
+    assert invoke(audited(full_report()), *arguments).stdout == REPORTS[name].render(full_report(), width=80)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["report", "baseline"])
+def test_what_is_known_does_not_fail(checkpoint: Path, tmp_path: Path, kind: str):
+    known = tmp_path / "known.json"
+    option = ("--format", "json", "--output", known) if kind == "report" else ("--write-baseline", known)
+    assert invoke(audited(swapped_report(2)), "audit", checkpoint, *option).exit_code == 1
+    again = invoke(audited(swapped_report(2)), "audit", checkpoint, "--baseline", known)
+    assert again.exit_code == 0
+    assert "KNOWN ERROR  ffn/gate-up-swapped  layer 2" in again.stdout
+    assert "FAIL   nothing that is not known; known: 1 error" in again.stdout
+    worse = invoke(audited(swapped_report(2, 3)), "audit", checkpoint, "--baseline", known)
+    assert worse.exit_code == 1
+    assert "1 error; known: 1 error" in worse.stdout
+
+
+def test_what_is_gone_is_told(checkpoint: Path, tmp_path: Path):
+    known = write(tmp_path / "known.json", REPORTS["json"].render(swapped_report(2)))
+    result = invoke(audited(report()), "audit", checkpoint, "--baseline", known)
+    assert result.exit_code == 0
+    assert "1 fixed" in result.stdout
+    assert "fixed, and still in the baseline" in result.stdout
+    assert "ffn/gate-up-swapped · layer 2" in result.stdout
+
+
+def test_the_json_report_marks_what_is_known(checkpoint: Path, tmp_path: Path):
+    known = write(tmp_path / "known.json", REPORTS["json"].render(swapped_report(1)))
+    result = invoke(audited(swapped_report(1, 2)), "audit", checkpoint, "--baseline", known, "--format", "json")
+    baseline = read_baseline(json.loads(known.read_text()), name="x")
+    assert Report.model_validate_json(result.stdout) == compared(swapped_report(1, 2), baseline, name=str(known))
+
+
+@pytest.mark.parametrize(
+    ("finished", "options", "status"),
+    [
+        (swapped_report(2), ["--fail-on", "warning"], 0),
+        (swapped_report(2), ["--fail-on", "never"], 0),
+        (swapped_report(1), [], 1),
+        (undecided_report(), [], 3),
+        (undecided_report(), ["--allow-inconclusive"], 0),
+    ],
+)
+def test_exit_statuses_beside_a_baseline(
+    checkpoint: Path, tmp_path: Path, finished: Report, options: list[str], status: int
+):
+    known = write(tmp_path / "known.json", REPORTS["json"].render(swapped_report(2)))
+    result = invoke(audited(finished), "audit", checkpoint, "--baseline", known, *options)
+    assert result.exit_code == status
+
+
+def test_a_baseline_can_be_brought_up_to_date_in_place(checkpoint: Path, tmp_path: Path):
+    known = write(tmp_path / "known.json", REPORTS["json"].render(swapped_report(1)))
+    result = invoke(audited(swapped_report(2, 3)), "audit", checkpoint, "--baseline", known, "--write-baseline", known)
+    assert result.exit_code == 1
+    assert f"2 findings are known from now on: {known}" in result.stderr
+    assert [finding.layer for finding in Baseline.model_validate_json(known.read_bytes()).findings] == [2, 3]
+
+
+BROKEN = {
+    "absent": (None, "known.json: No such file"),
+    "no JSON": ("{", "is not JSON"),
+    "another object": ("{}", "is no baseline"),
+    "another version": ('{"baseline_version": "9"}', "is of version '9'; known: 1"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_baseline_that_is_none_is_said_before_the_audit(checkpoint: Path, tmp_path: Path, name: str):
+    content, told = BROKEN[name]
+    known = tmp_path / "known.json"
+    if content is not None:
+        write(known, content)
+    service = audited(report())
+    result = invoke(service, "audit", checkpoint, "--baseline", known)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert service.asked == []
+
+
+def test_a_baseline_that_cannot_be_written_is_said_before_the_audit(checkpoint: Path, tmp_path: Path):
+    service = audited(report())
+    result = invoke(service, "audit", checkpoint, "--write-baseline", tmp_path)
+    assert (result.exit_code, service.asked) == (2, [])
+    assert result.stderr.startswith(f"error: --write-baseline: {tmp_path} ")

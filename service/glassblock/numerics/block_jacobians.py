@@ -103,8 +103,11 @@ class BlockJacobian:
         found = self.shift * v + self.inner * pulled + self.scale * inner
         return found if self.other is None else found + torch.einsum("ti,tij->tj", v, self.other)
 
-    def along_point(self) -> "AlongPoint":
+    def along_point(self, *, core_along: Float[Tensor, "tokens d"] | None = None) -> "AlongPoint":
         """J x / |x|, with x the point; NaN where it is zero.
+
+        `core_along` is M diag(gamma) v_1 for the direction v_1 of the row under the norm on the right, float64, where
+        it is known already.
 
         What a norm leaves of its row, R x = gamma (eps/s^2) n, is multiplied in at the end and in float64: it neither
         cancels nor vanishes, and is exactly zero where eps is.
@@ -117,7 +120,10 @@ class BlockJacobian:
             core = self.core_times(direction.to(self.point.dtype)).double()
         else:
             left_over = self.right.kept[0].unsqueeze(-1) / length / largest.double()
-            core = self.core_times(self.right.gamma * self.right.normed).double() * left_over
+            if core_along is None:
+                core = self.core_times(self.right.gamma * self.right.normed).double() * left_over
+            else:
+                core = core_along * lengths(self.right.normed.double(), keepdim=True) * left_over
         moved = self.scale * core + self.inner * direction
         amplification = _ratio(abs(self.scale) * lengths(core) + abs(self.inner), lengths(moved))
         if self.left is not None:
@@ -203,6 +209,7 @@ def block_jacobian(
     if dtype is not None and dtype not in {torch.float32, torch.float64}:
         raise InvalidValue(f"a Jacobian cannot be had in {dtype}", hint="Use float32 or float64.", field="dtype")
     check_sublayer(x, feed_forward)
+    refuse_unlike(feed_forward, wiring)
     dtype = dtype or common_dtype(x, feed_forward, wiring)
     x, network, wiring = x.detach().to(dtype), network_in(feed_forward, dtype), wiring.to(dtype)
     right = None if wiring.input_norm is None else norm_factors(x, wiring.input_norm)
@@ -236,6 +243,21 @@ def block_jacobian(
         point=x,
         amplification=amplification,
     )
+
+
+def refuse_unlike(feed_forward: FeedForward, wiring: Wiring) -> None:
+    """Refuse a block that the formula of this module does not describe.
+
+    Raises:
+        InvalidValue: Something stands between neurons and stream that is no product with a weight.
+    """
+    if not feed_forward.neuronwise or wiring.branch_gain is not None:
+        raise InvalidValue(
+            "the closed form of the Jacobian covers no norm of the hidden units, no multipliers inside the network and"
+            " no gain on its branch, and this block has one",
+            hint="Ask for the part 'norm', or for a block without.",
+            field="part",
+        )
 
 
 def sides(wiring: Wiring, part: Part) -> tuple[Norm | None, Norm | None]:

@@ -194,7 +194,7 @@ def norm_plan(
         return pushes
 
     half = byte_budget // 2
-    rows = block_rows(m, k, dtype=dtype, byte_budget=half)
+    rows = block_rows(d, m, k, dtype=dtype, byte_budget=half)
     whole = gram_bytes(d, m, k, rows=rows, dtype=dtype)
     kept = formed or whole <= half
     layer_bytes = whole if kept else streamed_bytes(d, m, k, rows=rows, dtype=dtype)
@@ -227,7 +227,7 @@ def _piece(jacobian: BlockJacobian, grams: LayerGrams | None, *, watch: Watch) -
     # A relative error of J is twice that of its square.
     floor = 2.0 * jacobian.amplification
     cancellation = torch.where(norms.cancellation >= 0.0, norms.cancellation.maximum(floor), norms.cancellation)
-    radial = jacobian.along_point()
+    radial = jacobian.along_point(core_along=norms.core_along)
     gain = lengths(radial.product)
     return _Piece(norms.frobenius, norms.trace, cancellation, gain, radial.amplification * jacobian.amplification)
 

@@ -75,15 +75,8 @@ def condition_numbers(
 ) -> ConditionNumbers:
     """Smallest singular value and condition number of the Jacobian of a part of a block at each token.
 
-    Args:
-        x: The residual stream that enters.
-        feed_forward: The network.
-        wiring: Norms and residual add.
-        part: What is differentiated.
-        other: The Jacobian of a parallel branch, BLOCK of PARALLEL only.
-        request: Tolerance, failure probability, steps and seed; its certificate is not used.
-        method: A name of `METHODS`; None is dense up to a width of 1024.
-        watch: Told and asked between tokens.
+    The block is given as to `spectral_bracket`; of `request` the certificate is not used. `method` is a name of
+    `METHODS`, and None is dense up to a width of 1024. `watch` is told and asked between tokens.
 
     Raises:
         InvalidValue: A width does not fit, or the method is unknown.

@@ -21,6 +21,7 @@ Slopes are taken in units of the largest: deep in the tails of an activation the
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,11 +41,13 @@ class ExactNorms(NamedTuple):
         frobenius: ||J||_F. NaN where rounding left the square negative.
         trace: tr J; its error is relative to ||J||_F.
         cancellation: By how much rounding is magnified. NaN where everything is zero, or underflows.
+        core_along: `[tokens, d]`, M diag(gamma_r) v_1 for the row's direction v_1, where it was needed on the way.
     """
 
     frobenius: Tensor
     trace: Tensor
     cancellation: Tensor
+    core_along: Tensor | None = None
 
 
 def norms_from_grams(jacobian: BlockJacobian, grams: LayerGrams, *, watch: Watch = UNWATCHED) -> ExactNorms:
@@ -62,13 +65,16 @@ def norms_from_grams(jacobian: BlockJacobian, grams: LayerGrams, *, watch: Watch
         trace=torch.einsum("ktm,mk->t", slopes, grams.trace).double(),
         trace_squared=torch.einsum("ktm,mk->t", slopes, grams.trace_squared).double(),
     )
+    along = None
     if jacobian.right is not None:
-        core = _projected_on_the_right(jacobian, jacobian.right, core)
+        pushed = [jacobian.core_times(jacobian.right.gamma * v) for v in jacobian.right.directions]
+        core = _projected_on_the_right(jacobian, jacobian.right, core, pushed)
+        along = pushed[0].double() * unit.unsqueeze(-1)
     scale = jacobian.scale
     core = _Sums(scale**2 * core.square, scale**2 * core.sizes, scale * core.trace, scale * core.trace_squared)
     if jacobian.left is not None:
         core = _projected_on_the_left(jacobian, jacobian.left, core)
-    return _divided_and_shifted(jacobian, core, unit)
+    return _divided_and_shifted(jacobian, core, unit)._replace(core_along=along)
 
 
 def norms_from_cores(jacobian: BlockJacobian) -> ExactNorms:
@@ -111,12 +117,15 @@ class _Sums(NamedTuple):
     trace_squared: Tensor
 
 
-def _projected_on_the_right(jacobian: BlockJacobian, right: NormFactors, core: _Sums) -> _Sums:
+def _projected_on_the_right(
+    jacobian: BlockJacobian, right: NormFactors, core: _Sums, pushed: Sequence[Tensor]
+) -> _Sums:
+    """`pushed` holds M diag(gamma_r) v for each direction v."""
     square, sizes, trace, trace_squared = core
-    for v, rho in zip(right.directions, right.kept, strict=True):
-        moved = jacobian.core_times(right.gamma * v)
+    for v, rho, core_v in zip(right.directions, right.kept, pushed, strict=True):
+        moved = core_v
         if jacobian.left is not None:
-            moved = jacobian.left.gamma * moved
+            moved = jacobian.left.gamma * core_v
             trace_squared = trace_squared - (1.0 - rho) * _dot(v, jacobian.left.gamma * moved)
         removed = (1.0 - rho.square()) * _dot(moved, moved)
         square, sizes = square - removed, sizes + removed

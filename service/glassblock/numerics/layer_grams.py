@@ -33,6 +33,7 @@ from glassblock.numerics.wiring import Wiring
 DEFAULT_BYTE_BUDGET = 2**31
 _BLOCKS = 16  # more blocks waste less below the diagonal and make smaller products
 _FEWEST_ROWS = 32
+_BLOCK_FLOPS = 40_000_000_000  # half a second of one core between two questions to a `Watch`
 
 
 class GramBlock(NamedTuple):
@@ -107,7 +108,7 @@ class LayerGrams:
 
         Where it is far above the quadratic form, neurons cancel.
         """
-        each = torch.einsum("ktm,mk->tm", slopes.abs(), self.sizes)
+        each = (slopes.abs() * self.sizes.T.unsqueeze(1)).sum(0)
         return each.square().sum(-1, dtype=torch.float64)
 
     def form(self, watch: Watch = UNWATCHED) -> Iterator[GramBlock]:
@@ -158,18 +159,23 @@ def layer_grams(
     if right_gain is not None:
         projections *= right_gain
     down = network.down if left_gain is None else left_gain.unsqueeze(-1) * network.down
-    trace = torch.einsum("dm,mkd->mk", down, projections)
+    trace = _row_products(down, projections)
     sizes = lengths(down, dim=0).unsqueeze(-1) * lengths(projections)
     trace_squared = trace
     if left_gain is not None:
-        trace_squared = torch.einsum("dm,mkd->mk", left_gain.unsqueeze(-1) * down, projections)
+        trace_squared = _row_products(left_gain.unsqueeze(-1) * down, projections)
     m, d = feed_forward.width, feed_forward.model_width
-    rows = block_rows(m, len(weights), dtype=dtype, byte_budget=byte_budget)
+    rows = block_rows(d, m, len(weights), dtype=dtype, byte_budget=byte_budget)
     grams = LayerGrams(down, projections, trace, trace_squared, sizes, rows, None)
     if gram_bytes(d, m, len(weights), rows=rows, dtype=dtype) > byte_budget:
         return grams
     blocks = tuple(grams.form(watch))
     return LayerGrams(down, projections, trace, trace_squared, sizes, rows, blocks)
+
+
+def _row_products(down: Tensor, projections: Tensor) -> Tensor:
+    """d_i . w_ip, `[m, k]`: elementwise, for one small product for each neuron is slower."""
+    return torch.stack([(down.T * projections[:, p]).sum(-1) for p in range(projections.shape[1])], dim=1)
 
 
 def gain_of(norm: Norm | None, dtype: torch.dtype) -> Tensor | None:
@@ -179,10 +185,14 @@ def gain_of(norm: Norm | None, dtype: torch.dtype) -> Tensor | None:
     return norm.gain.detach().to(dtype) + norm.kind.offset
 
 
-def block_rows(m: int, branches: int, *, dtype: torch.dtype, byte_budget: int) -> int:
-    """Neurons in one block of K: a sixteenth of them, and no more than an eighth of the budget holds."""
+def block_rows(d: int, m: int, branches: int, *, dtype: torch.dtype, byte_budget: int) -> int:
+    """Neurons in one block of K: a sixteenth of them, and no more than memory and patience allow.
+
+    An eighth of the budget holds a block, and it is formed soon enough for a caller who wants to stop.
+    """
     fit = byte_budget // 8 // ((branches**2 + 1) * m * dtype.itemsize)
-    return max(1, min(max(-(-m // _BLOCKS), _FEWEST_ROWS), fit))
+    soon = max(_BLOCK_FLOPS // (2 * (branches**2 + 1) * d * m), _FEWEST_ROWS)
+    return max(1, min(max(-(-m // _BLOCKS), _FEWEST_ROWS), fit, soon))
 
 
 def gram_flops(d: int, m: int, branches: int, *, rows: int) -> int:

@@ -62,15 +62,7 @@ def norm_factors(x: Float[Tensor, "tokens d"], norm: Norm) -> NormFactors:
         InvalidValue: The norm is of another width.
     """
     d = x.shape[-1]
-    if norm.width is not None and norm.width != d:
-        raise InvalidValue(
-            f"the norm has {norm.width} channels and the tensor has shape {list(x.shape)}",
-            hint="The last axis is the width.",
-            field="x",
-        )
-    largest = x.abs().amax(-1, keepdim=True)
-    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-    unit = x / largest
+    unit, largest = rows_in_units(x, norm)
     if norm.kind.centred:
         centred = unit - unit.mean(-1, keepdim=True)
         # The rounded mean of equal numbers need not be that number.
@@ -100,6 +92,23 @@ def norm_factors(x: Float[Tensor, "tokens d"], norm: Norm) -> NormFactors:
         output=gamma * normed if norm.bias is None else gamma * normed + norm.bias.to(x.dtype),
         amplification=(before / s.squeeze(-1)).clamp(min=1.0) if norm.kind.centred else torch.ones_like(s.squeeze(-1)),
     )
+
+
+def rows_in_units(x: Float[Tensor, "*batch d"], norm: Norm) -> tuple[Tensor, Tensor]:
+    """Each row over its largest entry, so that its squares fit, and that `[*batch, 1]`; 1 for a row of zeros.
+
+    Raises:
+        InvalidValue: The norm is of another width.
+    """
+    if norm.width is not None and x.shape[-1:] != (norm.width,):
+        raise InvalidValue(
+            f"the norm has {norm.width} channels and the tensor has shape {list(x.shape)}",
+            hint="The last axis is the width.",
+            field="x",
+        )
+    largest = x.abs().amax(-1, keepdim=True)
+    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return x / largest, largest
 
 
 def lengths(v: Tensor, *, dim: int = -1, keepdim: bool = False) -> Tensor:

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
+from glassblock.numerics.norm_factors import rows_in_units
 from glassblock.numerics.norms import Norm
 
 
@@ -152,20 +153,10 @@ class _Row(NamedTuple):
 
 
 def _row_of(x: Tensor, norm: Norm) -> _Row:
-    if norm.width is not None and x.shape[-1:] != (norm.width,):
-        raise InvalidValue(
-            f"the norm has {norm.width} channels and the tensor has shape {list(x.shape)}",
-            hint="The last axis is the width.",
-            field="x",
-        )
     dtype = torch.promote_types(x.dtype, torch.float32)
     if norm.gain is not None:
         dtype = torch.promote_types(dtype, norm.gain.dtype)
-    # In units of the row's largest entry, so that its squares fit.
-    wide = x.to(dtype)
-    largest = wide.abs().amax(-1, keepdim=True)
-    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-    unit = wide / largest
+    unit, largest = rows_in_units(x.to(dtype), norm)
     if norm.kind.centred:
         unit = unit - unit.mean(-1, keepdim=True)
     rms = largest * unit.square().mean(-1, keepdim=True).sqrt()

@@ -1,0 +1,197 @@
+"""`glassblock jacobian`: norms of Jacobians over layers and tokens, as a table and as a picture."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+from glassblock.errors import InvalidValue
+from glassblock.wire.audits import Progress
+from glassblock.wire.jacobians import (
+    CHEAP_NORMS,
+    Certificate,
+    JacobianNorm,
+    JacobianPart,
+    JacobiansAnswer,
+)
+from glassblock.wire.values import BytesRead, PlacementName, Sample
+
+from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.files import require_writable, write_whole
+from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_matplotlib
+from glassblock_client.cli.jacobian_tables import layer_table, proof, token_table
+from glassblock_client.cli.layer_inputs import LayerInputs, read_layer_inputs
+from glassblock_client.cli.run import FormatOption, SampleOption, SeedOption
+from glassblock_client.cli.screen import progress_bar, show
+from glassblock_client.cli.streams import tell
+from glassblock_client.client import Client
+from glassblock_client.exchange import compose
+
+
+def jacobian(
+    context: typer.Context,
+    path: CheckpointArgument,
+    *,
+    layers: Annotated[
+        str | None, typer.Option(metavar="0-29|3,7,...", help="Which layers; all when left out.", show_default=False)
+    ] = None,
+    part: Annotated[JacobianPart, typer.Option(help="Which function is differentiated.")] = "block",
+    norms: Annotated[
+        str | None,
+        typer.Option(metavar="NORM,...", help=f"Of {', '.join(get_args(JacobianNorm))}.", show_default=False),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(metavar="PLACEMENT,...", help="The norm elsewhere; several side by side.", show_default=False),
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="x: .npy, or .safetensors with x, or layers.N.x for each layer; token_ids name its rows.",
+            show_default=False,
+        ),
+    ] = None,
+    token_ids: Annotated[
+        str | None, typer.Option(metavar="ID,...", help="Embedding rows of these tokens as x.", show_default=False)
+    ] = None,
+    sample: SampleOption = None,
+    seed: SeedOption = None,
+    tolerance: Annotated[float, typer.Option(help="How narrow the bracket of a spectral norm is to be.")] = 0.01,
+    certificate: Annotated[Certificate, typer.Option(help="Of its upper bound.")] = "probabilistic",
+    depth: Annotated[
+        bool, typer.Option("--depth", help="Also the chain of these layers' feed-forward blocks.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help=f"Write a picture: {', '.join(SUFFIXES)}.", readable=False, show_default=False
+        ),
+    ] = None,
+    answer_format: FormatOption = "text",
+    url: UrlOption = None,
+    timeout: TimeoutOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """Show norms of Jacobians per layer and token, each with how it was had.
+
+    Frobenius norm, trace and radial gain are exact for every token; the spectral norm stands
+    between two bounds.
+    """
+    if plot is not None:
+        require_matplotlib(plot)
+        require_writable(plot, option="--plot")
+    given = None if input_file is None else read_layer_inputs(input_file)
+    ids = None if token_ids is None else tuple(_numbers(token_ids, "--token-ids"))
+    if sum(source is not None for source in (input_file, token_ids, sample)) != 1:
+        raise InvalidValue("give one of --input FILE, --token-ids ID,... and --sample ROWS", field="input")
+    drawn = None if sample is None else compose(Sample, rows=sample, seed=seed or 0)
+    wanted = CHEAP_NORMS if norms is None else cast("tuple[JacobianNorm, ...]", _words(norms, "--norms"))
+    places = None if placement is None else _placements(placement)
+    with (
+        connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
+        progress_bar(f"differentiating {name}") as advance,
+    ):
+        chosen = list(range(_layer_count(client, name))) if layers is None else _numbers(layers, "--layers")
+        answers: list[JacobiansAnswer] = []
+
+        def ask(
+            asked: Sequence[int], *, norms: tuple[JacobianNorm, ...] = wanted, depth: bool = False
+        ) -> JacobiansAnswer:
+            return client.jacobians(
+                name,
+                asked,
+                part=part,
+                placement=places,
+                x=None if given is None else given.of(asked[0]),
+                token_ids=ids,
+                sample=drawn,
+                norms=norms,
+                tolerance=tolerance,
+                certificate=certificate,
+                seed=seed or 0,
+                depth=depth,
+            ).answer
+
+        if depth:  # first: what it refuses is told before the rest is worked on
+            advance(Progress(done=0, total=len(chosen) + 1, message="depth"))
+            # One norm of the layers is the least that can be asked; what is wanted of them follows.
+            answers.append(ask(chosen, norms=("frobenius",), depth=True).model_copy(update={"layers": ()}))
+        for number, layer in enumerate(chosen):
+            advance(Progress(done=number + depth, total=len(chosen) + depth, message=f"layer {layer}"))
+            answers.append(ask([layer]))
+    answer = _together(answers, given)
+    if plot is not None:
+        write_whole(plot, [picture(answer, plot.suffix)])
+        tell(f"the picture is in {plot}")
+    if answer_format == "json":
+        sys.stdout.write(answer.model_dump_json(indent=2) + "\n")
+    else:
+        one = len(answer.layers) == 1 and bool(answer.layers[0].tokens)
+        show([proof(answer), token_table(answer) if one else layer_table(answer)])
+
+
+def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> JacobiansAnswer:
+    """One answer of those of single layers."""
+    first = answers[-1]  # any of them: they differ in their layers, and the first may be of the chain
+    notes = dict.fromkeys(note for answer in answers for note in answer.notes)
+    layers = tuple(layer for answer in answers for layer in answer.layers)
+    if not (given is not None and given.per_layer) and len({layer.layer for layer in layers}) > 1:
+        notes |= {"x: every layer was given the same rows; only the first is entered by them in the model": None}
+    ids = first.token_ids if given is None else given.token_ids
+    if ids is not None and any(layer.tokens and len(layer.tokens) != len(ids) for layer in layers):
+        raise InvalidValue(f"--input names {len(ids)} tokens, and x has another number of rows", field="token_ids")
+    return first.model_copy(
+        update={
+            "layers": layers,
+            "depth": answers[0].depth,
+            "notes": tuple(notes),
+            "token_ids": ids,
+            "read": BytesRead(
+                bytes=sum(answer.read.bytes for answer in answers),
+                tensors=sum(answer.read.tensors for answer in answers),
+            ),
+        }
+    )
+
+
+def _layer_count(client: Client, name: str) -> int:
+    layers = client.checkpoint(name).layers
+    if not layers:
+        raise InvalidValue(f"{name} does not say how many layers it has", field="--layers", hint="name them")
+    return layers
+
+
+def _placements(text: str) -> tuple[PlacementName, ...]:
+    words = _words(text, "--placement")
+    for word in words:
+        if word not in get_args(PlacementName):
+            raise InvalidValue(f"--placement: no placement {word!r}", field="placement", known=get_args(PlacementName))
+    return cast("tuple[PlacementName, ...]", words)
+
+
+def _words(text: str, option: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise InvalidValue(f"{option} names nothing", field=option)
+    return words
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    """`0-3,7` as 0, 1, 2, 3, 7.
+
+    Raises:
+        InvalidValue: something that is neither a number nor a range, or a range that runs backwards.
+    """
+    found: list[int] = []
+    for word in _words(text, option):
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InvalidValue(f"{option}: {word!r} is neither a number nor a range", field=option, hint="0-3,7")
+        stop = int(last) if dash else int(first)
+        if stop < int(first) or stop - int(first) > 100_000:
+            raise InvalidValue(f"{option}: the range {word!r} is empty or too long", field=option, hint="0-3,7")
+        found += range(int(first), stop + 1)
+    return found

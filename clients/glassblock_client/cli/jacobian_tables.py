@@ -1,0 +1,145 @@
+"""Norms of Jacobians as tables of a terminal."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from glassblock.wire.jacobians import JacobiansAnswer, LayerJacobians, TokenJacobian
+from glassblock.wire.printable import printable
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+LISTED_TOKENS = 24
+
+Read = Callable[[TokenJacobian], float | None]
+
+
+class Column(NamedTuple):
+    """A norm as it is told of one token; None where it was not asked for."""
+
+    title: str
+    read: Read
+
+
+def _frobenius(token: TokenJacobian) -> float | None:
+    return token.frobenius
+
+
+def _trace(token: TokenJacobian) -> float | None:
+    return token.trace
+
+
+def _radial_gain(token: TokenJacobian) -> float | None:
+    return token.radial_gain
+
+
+def _spectral(token: TokenJacobian) -> float | None:
+    return None if token.spectral is None else token.spectral.lower
+
+
+def _smallest(token: TokenJacobian) -> float | None:
+    return None if token.smallest is None else token.smallest.upper
+
+
+def _condition(token: TokenJacobian) -> float | None:
+    return None if token.condition_number is None else token.condition_number.lower
+
+
+COLUMNS: dict[str, Column] = {
+    "frobenius": Column("‖J‖_F", _frobenius),
+    "spectral": Column("‖J‖_2", _spectral),
+    "trace": Column("tr J", _trace),
+    "radial_gain": Column("|Jx|/|x|", _radial_gain),
+    "smallest": Column("sigma_d", _smallest),
+    "condition_number": Column("condition", _condition),
+}
+"""By norm: title and number. Of a bracket the bound that is certain to be met."""
+
+
+def proof(answer: JacobiansAnswer) -> Table:
+    """How the numbers were had, for all layers together."""
+    layers = answer.layers
+    rows = [("part", f"{answer.part}, J is {answer.width} x {answer.width} for each token")]
+    if any(layer.tokens for layer in layers):
+        rows += [
+            ("exact norms", f"{_told(layer.method for layer in layers)}, summed in {_sums(layers)}"),
+            ("FLOPs", f"{sum(layer.flops for layer in layers):.3g}"),
+            ("redone in float64", f"{sum(len(layer.redone) for layer in layers):,} tokens"),
+        ]
+    brackets = [layer.spectral for layer in layers if layer.spectral is not None]
+    if brackets:
+        wrong = max(bracket.failure_probability for bracket in brackets)
+        above = "certain" if wrong == 0 else f"each upper bound wrong with probability at most {wrong:g}"
+        wide = sum(bracket.not_converged for bracket in brackets)
+        rows.append(("spectral norm", f"within {brackets[0].tolerance:g}, {above}; {wide:,} tokens wider than asked"))
+    checks = [layer.self_check.relative_difference for layer in layers if layer.self_check is not None]
+    if checks:
+        rows.append(("self-check", f"J v against finite differences: {max(checks):.1e} relative at most"))
+    rows += [("note", note) for note in answer.notes]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("jacobian", Text(printable(answer.checkpoint), "bold"))
+    for label, value in rows:
+        grid.add_row(label, printable(value))
+    grid.add_row("", "")
+    return grid
+
+
+def layer_table(answer: JacobiansAnswer) -> Table:
+    """One line for each layer and placement: median over the tokens, and the largest."""
+    several = len({layer.placement for layer in answer.layers}) > 1
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    table.add_column("\nlayer", justify="right", no_wrap=True)
+    if several:
+        table.add_column("\nplacement", no_wrap=True)
+    wanted = [COLUMNS[name] for name in COLUMNS if name in answer.norms]
+    for title, _ in wanted:
+        table.add_column(f"{title}\nmedian", justify="right", no_wrap=True)
+        table.add_column("\nmax", justify="right", no_wrap=True)
+    for layer in answer.layers:
+        cells = [str(layer.layer), *([layer.placement] if several else [])]
+        for title, read in wanted:
+            values = [value for token in layer.tokens if (value := read(token)) is not None]
+            cells += [f"{median(values):.4g}", f"{max(values):.4g}"] if values else _whole(layer, title)
+        table.add_row(*cells)
+    return table
+
+
+def token_table(answer: JacobiansAnswer) -> Table:
+    """One line for each token of a single layer."""
+    layer = answer.layers[0]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    wanted = [COLUMNS[name] for name in COLUMNS if name in answer.norms]
+    for title in ("row", *(["token"] if answer.token_ids else []), *(title for title, _ in wanted)):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for number, token in enumerate(layer.tokens[:LISTED_TOKENS]):
+        names = [str(answer.token_ids[number])] if answer.token_ids else []
+        values = (read(token) for _, read in wanted)
+        cells = ["" if value is None else f"{value:.5g}" for value in values]
+        table.add_row(str(number), *names, *cells, Text("float64" if token.redone else "", "dim"))
+    if len(layer.tokens) > LISTED_TOKENS:
+        table.add_row("...", *[""] * len(table.columns[1:]))
+    return table
+
+
+def _whole(layer: LayerJacobians, title: str) -> list[str]:
+    """Of a part that couples tokens: one number for all positions, with its error."""
+    whole = layer.whole
+    if whole is None:
+        return ["", ""]
+    if title == COLUMNS["frobenius"][0] and whole.frobenius is not None:
+        return [f"{whole.frobenius.frobenius:.4g}", f"± {whole.frobenius.standard_error:.2g}"]
+    if title == COLUMNS["spectral"][0] and whole.spectral is not None:
+        return [f"{whole.spectral.lower:.4g}", f"{whole.spectral.upper:.4g}"]
+    return ["", ""]
+
+
+def _sums(layers: Sequence[LayerJacobians]) -> str:
+    return _told(layer.accumulation for layer in layers)
+
+
+def _told(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))

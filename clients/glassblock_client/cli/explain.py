@@ -1,0 +1,156 @@
+"""`glassblock explain`: which mistake explains tensors captured elsewhere."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from glassblock.wire.audits import Progress
+from glassblock.wire.explain import ExplainAnswer, RankedHypothesis, Verdict
+from glassblock.wire.printable import printable
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from glassblock_client.cli.captures import read_captures
+from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.run import FormatOption
+from glassblock_client.cli.screen import progress_bar, show
+
+STATUS: dict[Verdict, int] = {"as-declared": 0, "explained": 1, "indistinguishable": 3, "unexplained": 3}
+COLOURS: dict[Verdict, str] = {
+    "as-declared": "green",
+    "explained": "red",
+    "indistinguishable": "yellow",
+    "unexplained": "yellow",
+}
+LISTED = 8
+
+
+def explain(
+    context: typer.Context,
+    path: CheckpointArgument,
+    *,
+    captures: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Captured stages: a .safetensors file, or a folder of them with one for each layer.",
+            show_default=False,
+        ),
+    ],
+    layer: Annotated[
+        int | None,
+        typer.Option(help="Layer, counted from 0; all that were recorded when left out.", show_default=False),
+    ] = None,
+    pairs: Annotated[bool, typer.Option(help="Look for two mistakes where one explains nothing.")] = True,
+    answer_format: FormatOption = "text",
+    url: UrlOption = None,
+    timeout: TimeoutOption = None,
+    device: DeviceOption = None,
+) -> int:
+    """Name the mistake that explains tensors captured elsewhere.
+
+    Of many recorded layers, the first that departs from the checkpoint is explained.
+
+    Exit status 0: as declared.
+
+    1: a mistake, or two, explain the captures.
+
+    2: no answer was possible.
+
+    3: several explain them alike, or none does.
+    """
+    recorded = read_captures(captures, layer)
+    answers: list[ExplainAnswer] = []
+    with (
+        connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
+        progress_bar(f"explaining {name}") as on_progress,
+    ):
+        for done, (number, stages) in enumerate(recorded.items()):
+            on_progress(Progress(done=done, total=len(recorded), message=f"layer {number}"))
+            answers.append(client.explain_block(name, number, stages, pairs=pairs))
+            if answers[-1].verdict != "as-declared":
+                break
+    last = answers[-1]
+    if answer_format == "json":
+        sys.stdout.write(_as_json(answers, asked=layer) + "\n")
+    else:
+        show([*_earlier(answers, recorded=len(recorded)), *_told(last)])
+    return STATUS[last.verdict]
+
+
+def _as_json(answers: list[ExplainAnswer], *, asked: int | None) -> str:
+    """The answer about the layer asked for; of many layers all answers, and the number of the first that departs."""
+    if asked is not None:
+        return answers[-1].model_dump_json(indent=2)
+    departs = answers[-1].layer if answers[-1].verdict != "as-declared" else None
+    layers = [json.loads(answer.model_dump_json()) for answer in answers]
+    return json.dumps({"first_departure": departs, "layers": layers}, indent=2)
+
+
+def _earlier(answers: list[ExplainAnswer], *, recorded: int) -> Iterator[RenderableType]:
+    """The layers before the one that is told in full."""
+    if recorded == 1:
+        return
+    good = [answer.layer for answer in answers[:-1]]
+    if answers[-1].verdict == "as-declared":
+        yield Text(f"all {recorded} recorded layers are as declared; the last of them:", COLOURS["as-declared"])
+    elif good:
+        yield Text(f"layers {good[0]} to {good[-1]}: as declared; the first that departs is {answers[-1].layer}")
+    else:
+        yield Text(f"the first recorded layer departs; {recorded - 1} after it were not looked at")
+    yield Text()
+
+
+def _told(answer: ExplainAnswer) -> Iterator[RenderableType]:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("block", Text(printable(f"{answer.checkpoint}, layer {answer.layer}"), "bold"))
+    grid.add_row("verdict", Text(answer.verdict, f"bold {COLOURS[answer.verdict]}"))
+    grid.add_row("", printable(answer.message))
+    grid.add_row("captured", f"{', '.join(answer.captured)}; {answer.tokens:,} tokens in {answer.capture_dtype}")
+    for other in answer.not_excluded[:LISTED]:
+        grid.add_row("not excluded", printable(other.hypothesis))
+    if len(answer.not_excluded) > LISTED:
+        grid.add_row("", f"and {len(answer.not_excluded) - LISTED} more; --format json lists all")
+    for decider in answer.would_decide[:LISTED]:
+        grid.add_row("would decide", printable(decider.message))
+    for note in answer.notes:
+        grid.add_row("note", printable(note))
+    yield grid
+    yield Text()
+    yield _ranking(answer)
+    yield _stages(answer.ranked[0])
+
+
+def _ranking(answer: ExplainAnswer) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    table.add_column("hypothesis", overflow="fold")
+    for title in ("residual", "floor"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("nearer in", justify="right", no_wrap=True)
+    for ranked in answer.ranked:
+        style = "bold" if ranked.at_floor else ""
+        votes = ranked.votes
+        won = "" if votes is None or not votes.differing else f"{votes.won:,} of {votes.differing:,} {votes.unit}"
+        cells = (printable(ranked.hypothesis), f"{ranked.residual:.2g}", f"{ranked.floor:.2g}", won)
+        table.add_row(*cells, style=style)
+    return table
+
+
+def _stages(ranked: RankedHypothesis) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("replayed from")
+    for title in ("residual", "floor"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for stage in ranked.stages:
+        style = "" if stage.at_floor else "red"
+        cells = (stage.stage, ", ".join(stage.sources), f"{stage.residual:.2g}", f"{stage.floor:.2g}")
+        table.add_row(*cells, style=style)
+    return table

@@ -5,6 +5,9 @@
     ├── UnsupportedContent      the body is of a type that is not read here
     ├── TooLarge                the body, or what it asks for, is over a stated limit
     ├── AccessRefused           a path outside the configured roots
+    ├── Unauthenticated         no key came, or none that is known
+    ├── NotPermitted            the key does not allow this
+    ├── TooManyRequests         more requests of one caller than its rate allows
     ├── NotFound
     │   ├── UnknownCheckpoint   no checkpoint of that name under the roots
     │   ├── UnknownAudit        no audit of that id
@@ -15,6 +18,7 @@
     │   └── UnknownFamily       no row of the family table fits
     ├── NotReady                the answer exists later: the job has not finished
     ├── NoRoom                  the device has no memory for this now
+    ├── StorageUnavailable      the database of the jobs cannot be read or written now
     ├── ServiceUnavailable      the service cannot be reached, or answers no protocol of ours
     └── InternalFault           a defect of ours, told without its inside
 
@@ -91,6 +95,24 @@ class AccessRefused(GlassblockError):
     title = "The path lies outside the configured roots"
 
 
+@final
+class Unauthenticated(GlassblockError):
+    code = "unauthenticated"
+    title = "A key is needed"
+
+
+@final
+class NotPermitted(GlassblockError):
+    code = "not-permitted"
+    title = "The key does not allow this"
+
+
+@final
+class TooManyRequests(GlassblockError):
+    code = "too-many-requests"
+    title = "Too many requests"
+
+
 class NotFound(GlassblockError):
     code = "not-found"
     title = "There is no such thing here"
@@ -147,6 +169,12 @@ class NotReady(GlassblockError):
 class NoRoom(GlassblockError):
     code = "no-room"
     title = "No memory on the device"
+
+
+@final
+class StorageUnavailable(GlassblockError):
+    code = "storage-unavailable"
+    title = "The database of the jobs cannot be used now"
 
 
 @final

@@ -19,6 +19,9 @@ ANSWERS: Mapping[type[errors.GlassblockError], int] = {
     errors.UnsupportedContent: 415,
     errors.TooLarge: 413,
     errors.AccessRefused: 403,
+    errors.Unauthenticated: 401,
+    errors.NotPermitted: 403,
+    errors.TooManyRequests: 429,
     errors.NotFound: 404,
     errors.UnknownCheckpoint: 404,
     errors.UnknownAudit: 404,
@@ -29,6 +32,7 @@ ANSWERS: Mapping[type[errors.GlassblockError], int] = {
     errors.UnknownFamily: 409,
     errors.NotReady: 409,
     errors.NoRoom: 503,
+    errors.StorageUnavailable: 503,
     errors.ServiceUnavailable: 503,
     errors.InternalFault: 500,
 }

@@ -1,1 +1,1 @@
-"""Audits as jobs: started, followed, cancelled, kept for a while."""
+"""Audits as jobs, in a database: queued, leased, followed, cancelled, kept for a while."""

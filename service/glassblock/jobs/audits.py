@@ -1,69 +1,86 @@
-"""The audits of this process, in memory. One runs at a time; the others wait their turn."""
+"""The audits of a service: asked for, worked on, answered for. Safe to call from any thread."""
 
-import logging
-import threading
-import uuid
-from collections import OrderedDict
+import shutil
+import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from pathlib import Path
 
-from glassblock.errors import GlassblockError, InternalFault, NoRoom, NotReady, UnknownAudit
-from glassblock.operations.audits import AuditStopped, Operation
-from glassblock.wire.audits import ENDED, Audit, AuditRequest, JobState, Progress, Report
-from glassblock.wire.problems import Problem, error_from_problem, problem_from_error
+from glassblock.errors import GlassblockError, NotReady, StorageUnavailable
+from glassblock.jobs import history, leases
+from glassblock.jobs.database import Database, open_database
+from glassblock.jobs.history import Asked, Stored
+from glassblock.jobs.worker import Observer, Rules, Worker
+from glassblock.operations.audits import Operation
+from glassblock.wire.audits import Audit, AuditEvent, AuditList, AuditQuery, JobState
+from glassblock.wire.problems import Problem, error_from_problem
 
-log = logging.getLogger(__name__)
-
-KEPT = 256
-"""Ended audits that are remembered; the oldest go first."""
-
-WAITING = 64
-"""Audits that may wait; one more is told to come back."""
-
-
-@dataclass
-class _Job:
-    id: str
-    checkpoint: str
-    request: AuditRequest | None
-    state: JobState = "queued"
-    progress: Progress = field(default_factory=lambda: Progress(done=0, total=0))
-    report: Report | None = None
-    problem: Problem | None = None
-    cancel: threading.Event = field(default_factory=threading.Event)
+LOW_BYTES = 256 << 20
+"""Free space of the data folder below which somebody should look: a report takes a few kilobytes to a few megabytes."""
 
 
 class AuditJobs:
-    """Starts audits and answers for them. Safe to call from any thread.
+    """Starts audits and answers for them, once it is open.
 
     Args:
         operation: runs one audit to its report, telling its progress and asking whether to stop.
+        place: of the database: a folder or a URL (`open_database`). None: a folder that goes when this closes.
         status_of: HTTP status for an error, to write the problem of a failed job.
+        observers: told what became of every job that was worked on here.
     """
 
-    def __init__(self, operation: Operation, *, status_of: Callable[[GlassblockError], int]) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        *,
+        place: str | Path | None = None,
+        status_of: Callable[[GlassblockError], int],
+        rules: Rules | None = None,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
         self._operation = operation
+        self._place = place
         self._status_of = status_of
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
-        self._lock = threading.Lock()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._rules = rules or Rules()
+        self._observers = observers
+        self._open: tuple[Database, Worker] | None = None
+        self._undo = ExitStack()
 
-    def start(self, request: AuditRequest) -> Audit:
-        """Queue an audit.
+    def open(self) -> None:
+        """Open the database, and begin to work on what waits there.
+
+        Raises:
+            InvalidValue: the place cannot be used.
+            StorageUnavailable: the database does not answer.
+        """
+        place = self._place
+        if place is None:
+            place = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="glassblock-")))
+        database = open_database(place, durable=self._place is not None)
+        self._undo.callback(database.close)
+        worker = Worker(
+            database, self._operation, status_of=self._status_of, rules=self._rules, observers=self._observers
+        )
+        worker.start()
+        self._undo.callback(worker.close)
+        self._open = database, worker
+
+    def close(self) -> None:
+        """Stop; a job under way is handed back, for the next worker to take up."""
+        self._undo.close()
+        self._open = None
+
+    def start(self, asked: Asked) -> Audit:
+        """Queue an audit, or find the one that its idempotency key has queued.
 
         Raises:
             NoRoom: too many are waiting.
+            InvalidValue: the key belongs to another request.
+            StorageUnavailable: it cannot be written down now.
         """
-        job = _Job(uuid.uuid4().hex, request.checkpoint, request)
-        with self._lock:
-            if sum(other.state == "queued" for other in self._jobs.values()) >= WAITING:
-                raise NoRoom(f"{WAITING} audits are waiting", hint="try again later", retry_after=30)
-            self._jobs[job.id] = job
-            self._forget()
-            answer = self._told(job)
-        self._worker.submit(self._run, job)
-        return answer
+        audit = history.enqueue(self._database, asked, waiting=self._rules.waiting)
+        self._worker.wake()
+        return audit
 
     def get(self, audit_id: str) -> Audit:
         """State, progress and, when it ended well, the report.
@@ -71,15 +88,21 @@ class AuditJobs:
         Raises:
             UnknownAudit: no such audit, or it was forgotten.
         """
-        with self._lock:
-            return self._told(self._find(audit_id))
+        return history.get(self._database, audit_id)
 
-    def every(self) -> tuple[Audit, ...]:
-        """All remembered audits, the newest first, without their reports."""
-        with self._lock:
-            return tuple(self._told(job, whole=False) for job in reversed(self._jobs.values()))
+    def listed(self, query: AuditQuery) -> AuditList:
+        """One page of the audits, the newest first, without their reports."""
+        return history.listed(self._database, query)
 
-    def report(self, audit_id: str) -> Report:
+    def events(self, audit_id: str, *, after: int) -> tuple[list[AuditEvent], bool]:
+        """What happened to an audit after event `after`, and whether nothing more will.
+
+        Raises:
+            UnknownAudit: no such audit.
+        """
+        return history.events(self._database, audit_id, after=after)
+
+    def report(self, audit_id: str) -> Stored:
         """The report of an audit.
 
         Raises:
@@ -87,13 +110,12 @@ class AuditJobs:
             NotReady: it has not ended, or was cancelled.
             GlassblockError: what it failed with.
         """
-        with self._lock:
-            job = self._find(audit_id)
-        if job.problem is not None:
-            raise error_from_problem(job.problem)
-        if job.report is None:
-            raise NotReady(f"audit {audit_id} is {job.state}", hint="ask again when its state is 'succeeded'")
-        return job.report
+        audit, report = history.stored(self._database, audit_id)
+        if audit.problem is not None:
+            raise error_from_problem(Problem.model_validate(audit.problem))
+        if report is None:
+            raise NotReady(f"audit {audit_id} is {audit.state}", hint="ask again when its state is 'succeeded'")
+        return report
 
     def cancel(self, audit_id: str) -> Audit:
         """Stop an audit that has not ended; one that has stays as it is.
@@ -101,68 +123,45 @@ class AuditJobs:
         Raises:
             UnknownAudit: no such audit.
         """
-        with self._lock:
-            job = self._find(audit_id)
-            if job.state not in ENDED:
-                job.cancel.set()
-                job.state, job.request = "cancelled", None
-            return self._told(job)
+        audit = history.cancel(self._database, audit_id)
+        self._worker.lose(audit_id)
+        return audit
 
-    def close(self) -> None:
-        """Stop everything and wait for the one that runs."""
-        with self._lock:
-            for job in self._jobs.values():
-                job.cancel.set()
-        self._worker.shutdown(wait=True, cancel_futures=True)
+    def caller_of(self, audit_id: str) -> str:
+        """Who asked for an audit.
 
-    def _run(self, job: _Job) -> None:
-        def progress(done: int, total: int, message: str) -> None:
-            job.progress = Progress(done=done, total=total, message=message)
+        Raises:
+            UnknownAudit: no such audit.
+        """
+        return history.caller_of(self._database, audit_id)
 
-        with self._lock:
-            request = job.request
-            if job.cancel.is_set() or request is None:
-                return
-            job.state = "running"
-        try:
-            report = self._operation(request, progress=progress, cancelled=job.cancel.is_set)
-        except AuditStopped:
-            self._end(job, "cancelled")
-        except GlassblockError as error:
-            self._end(job, "failed", error=error)
-        except Exception:
-            log.exception("audit %s failed", job.id)
-            fault = InternalFault("the audit failed on this checkpoint", hint="the service's log has the details")
-            self._end(job, "failed", error=fault)
-        else:
-            self._end(job, "succeeded", report=report)
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        return leases.counts(self._database)
 
-    def _end(
-        self, job: _Job, state: JobState, *, report: Report | None = None, error: GlassblockError | None = None
-    ) -> None:
-        with self._lock:
-            if job.state not in ENDED:
-                job.state, job.report, job.request = state, report, None
-                # Not the error itself: its traceback would hold the tensors that were being looked at.
-                job.problem = error and problem_from_error(error, self._status_of(error))
+    def checks(self) -> dict[str, str]:
+        """How the database is, and the disk it lies on where that is ours, in words.
 
-    def _find(self, audit_id: str) -> _Job:
-        try:
-            return self._jobs[audit_id]
-        except KeyError:
-            raise UnknownAudit(f"no audit {audit_id!r}", hint="see GET /v1/audits") from None
+        Raises:
+            StorageUnavailable: the database cannot be read.
+        """
+        counted = self.counts()
+        told = {"database": f"ok: {self._database.name}, {counted['queued']} waiting, {counted['running']} running"}
+        if isinstance(self._place, Path):
+            free = shutil.disk_usage(self._place).free
+            told["disk"] = f"ok: {free >> 20} MiB free" if free >= LOW_BYTES else f"low: {free >> 20} MiB free"
+        return told
 
-    def _forget(self) -> None:
-        ended = [job.id for job in self._jobs.values() if job.state in ENDED]
-        for audit_id in ended[: max(0, len(ended) - KEPT)]:
-            del self._jobs[audit_id]
+    @property
+    def _database(self) -> Database:
+        return self._opened[0]
 
-    def _told(self, job: _Job, *, whole: bool = True) -> Audit:
-        return Audit(
-            id=job.id,
-            state=job.state,
-            checkpoint=job.checkpoint,
-            progress=job.progress,
-            report=job.report if whole else None,
-            problem=job.problem and job.problem.model_dump(exclude_none=True),
-        )
+    @property
+    def _worker(self) -> Worker:
+        return self._opened[1]
+
+    @property
+    def _opened(self) -> tuple[Database, Worker]:
+        if self._open is None:
+            raise StorageUnavailable("the service is not started, or stops", hint="try again", retry_after=5)
+        return self._open

@@ -1,0 +1,31 @@
+"""A report for whoever does not have it yet: 304 where the caller still holds what the answer would be."""
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+import glassblock
+from glassblock.api.reports import preferred, render_report
+from glassblock.jobs.history import Stored
+
+
+def answer_report(stored: Stored, *, wanted: str | None, headers: Headers) -> Response:
+    """`stored` as `wanted`, else as `Accept` prefers; nothing where `If-None-Match` holds its tag.
+
+    Raises:
+        InvalidValue: `wanted` is no known format.
+    """
+    accept = headers.get("accept", "")
+    # The same report may be told in other words by another version.
+    tag = f'"{stored.digest[:32]}-{wanted or preferred(accept)}-{glassblock.__version__}"'
+    caching = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept"}
+    if holds_tag(headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers=caching)
+    answer = render_report(stored.report, wanted=wanted, accept=accept)
+    answer.headers.update(caching)
+    return answer
+
+
+def holds_tag(if_none_match: str, tag: str) -> bool:
+    """Whether an If-None-Match header holds `tag`, strong or weak."""
+    held = [item.strip().removeprefix("W/") for item in if_none_match.split(",")]
+    return tag in held or "*" in held

@@ -9,7 +9,7 @@ PY ?= $(VENV)/bin/python
 GLASSBLOCK ?= $(VENV)/bin/glassblock
 CHECKPOINTS ?= examples
 PORT ?= 8080
-BENCHMARKS ?= cold_block tensor_wire audit_speed
+BENCHMARKS ?= cold_block tensor_wire audit_speed jacobian_norms
 
 SERVICE := $(VENV)/.service-installed
 DEV := $(VENV)/.dev-installed
@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check real ci evidence bench serve gpu-check openapi smollm2 constraints test-docker clean
+.PHONY: help demo test check real ci evidence bench serve gpu-check openapi schema smollm2 constraints test-docker clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,7 +53,7 @@ ci: ## check, test and real; what .ci/run runs
 	$(MAKE) real
 
 evidence: $(DEV) ## the long proofs, written to docs/evidence
-	@set -e; for name in null_study power tiny_training faults load big_files; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
+	@set -e; for name in null_study power tiny_training faults explain load jobs big_files; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
 
 bench: $(DEV) ## every benchmark, one after the other; writes benchmarks/RESULTS.md
 	@set -e; echo "# Results of make bench" > benchmarks/RESULTS.md.new; \
@@ -70,6 +70,10 @@ gpu-check: $(DEV) ## load, CPU/GPU parity and an audit on a CUDA machine, under 
 openapi: $(SERVICE) ## write docs/openapi.json
 	$(PY) -m glassblock.api.openapi > docs/openapi.json.new
 	mv docs/openapi.json.new docs/openapi.json
+
+schema: $(SERVICE) ## write docs/report.schema.json
+	$(PY) -m glassblock.reports.schema > docs/report.schema.json.new
+	mv docs/report.schema.json.new docs/report.schema.json
 
 smollm2: $(DEV) ## fetch SmolLM2-135M into the cache
 	$(PY) tools/smollm2.py

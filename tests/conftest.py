@@ -11,6 +11,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Count what the oracle reproduced: model types, and norms by role."""
+    found: dict[tuple[str, str], int] = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "oracle":
+                what, model_type, number = value
+                found[what, model_type] = max(number, found.get((what, model_type), 0))
+    counts: dict[str, int] = {}
+    for (what, _), number in found.items():
+        counts[what] = counts.get(what, 0) + number
+    if counts:
+        told = ", ".join(f"{number} {what}" for what, number in sorted(counts.items()))
+        terminalreporter.write_line(f"oracle: reproduced {told}")
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Any:
     """`.single` and `.sharded`: SmolLM2-135M as Hugging Face directories, fetched once into a cache.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from glassblock.checkpoint.architectures import ARCHITECTURES, GEMMA3, GPT2, LLAMA, OLMO2
+from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import (
     MAX_CONFIG_BYTES,
     ConfigFault,
@@ -30,6 +30,7 @@ from glassblock.checkpoint.settings import (
 )
 from glassblock.errors import DamagedCheckpoint
 
+LLAMA, GEMMA3, GPT2, OLMO2 = (ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt2", "olmo2"))
 EPS = LLAMA.norms[0].eps
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from glassblock.checkpoint.architectures import ARCHITECTURES, PHI3
+from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.family import FusedProjection, Setting
 from glassblock.checkpoint.layers import (
     LayerFault,
@@ -32,11 +32,11 @@ from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
 from glassblock.numerics.wiring import Placement
-from makers import Tiny, sizes_for, tiny_checkpoint, tiny_tensors
+from makers import USUAL, Tiny, sizes_for, tiny_checkpoint, tiny_tensors
 from safetensors.torch import load_file
 from torch import Tensor
 
-FAMILIES = pytest.mark.parametrize("family", ARCHITECTURES)
+FAMILIES = pytest.mark.parametrize("family", USUAL)
 TINY = Tiny()
 GATE = "model.layers.1.mlp.gate_proj.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -311,8 +311,9 @@ def test_a_fused_bias_follows_the_weight(tmp_path: Path) -> None:
         tmp_path,
         tensors={"model.layers.0.mlp.gate_up_proj.bias": bias, "model.layers.0.mlp.down_proj.bias": torch.zeros(48)},
     )
-    biased = replace(PHI3.feed_forward, bias=Setting((), default=True))
-    checkpoint = replace(checkpoint, family=replace(PHI3, feed_forward=biased), layer_indices=(0,))
+    phi3 = ARCHITECTURES["phi3"]
+    biased = replace(phi3.feed_forward, bias=Setting((), default=True))
+    checkpoint = replace(checkpoint, family=replace(phi3, feed_forward=biased), layer_indices=(0,))
     network = load_feed_forward(checkpoint, 0, "cpu", ReadMeter())
     assert network.gate_bias is not None
     assert network.up_bias is not None

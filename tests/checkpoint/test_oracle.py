@@ -1,280 +1,209 @@
-"""The family table against the models' own code: names, shapes, settings, and every stage of the network.
+"""The family table against the models' own code: names, shapes, settings, and every stage of every network.
 
-Each `model_type` of the table is built as a tiny random model with transformers, written with `save_pretrained`, and
-read back through the product's own path.
+Each `model_type` that transformers can build is built as a tiny random model, once with the family's defaults and once
+for each variant and flag of its row, written with `save_pretrained`, and read back through the product's own path. A
+row added to the table is tested without another line here. The last line of the run counts what was reproduced.
 """
 
+import copy
+import inspect
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_MODEL_TYPE
-from glassblock.checkpoint.family import Ratio
+from glassblock.checkpoint.config import ConfigFile
+from glassblock.checkpoint.family import Setting
 from glassblock.checkpoint.layers import (
-    activation_of,
+    LayerTensors,
+    NetworkTensors,
+    embedding_entry,
     embedding_rows,
     eps_sources,
     layer_tensors,
     load_feed_forward,
     load_norm,
     load_wiring,
+    row_at,
     shape_faults,
+    split_fused,
 )
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
-from glassblock.numerics.activations import activation_named
-from glassblock.numerics.block import Stages, run_block
-from makers import Tiny, sizes_for, tiny_checkpoint, tiny_config
+from glassblock.checkpoint.settings import branch_scale_of, eps_of, flag_of, number_of, size_of, text_of, tied_of
+from glassblock.checkpoint.variants import row_for
+from glassblock.errors import FamilyMismatch
+from glassblock.numerics.block import apply_sublayer, run_block
+from glassblock.numerics.wiring import Placement
+from makers import tiny_checkpoint
+from reference_models import GOES_ON, OTHER_ENTRY, TOKENS, Case, Owner, Reference, build, cases
 from torch import Tensor, nn
+from transformers.models.auto import modeling_auto as auto
+from uncovered import UNCOVERED
 
-transformers = pytest.importorskip("transformers")
+Record = Callable[[str, object], None]
 
-TOKENS = [5, 17, 3, 42, 90, 0, 61, 8]
-TINY = Tiny()
-# Float32 sums of 112 terms in another order; 2e-6 is what the project promises of real checkpoints.
+# Float32 sums of a hundred terms in another order; 2e-6 is what the project promises of real checkpoints.
 TOLERANCE = 2e-6
+CASES = tuple(cases(BY_MODEL_TYPE, transformers.CONFIG_MAPPING))
+FFN_ROLES = frozenset({"ffn_in", "ffn_out", "resid_ffn"})
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model as transformers builds it, and the checkpoint that it wrote."""
-
-    model_type: str
-    module: Any
-    checkpoint: Checkpoint
-
-    @property
-    def layers(self) -> Any:
-        return self.text.get_submodule(self.checkpoint.family.layer.partition(".{i}")[0])
-
-    @property
-    def text(self) -> Any:
-        """The trunk: the language model without its head."""
-        inner = self.module.base_model
-        return getattr(inner, "language_model", inner)
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    case: Case = request.param
+    return build(case, BY_MODEL_TYPE[case.model_type], tmp_path_factory.mktemp("oracle"))
 
 
-@pytest.fixture(scope="module", params=sorted(BY_MODEL_TYPE))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    model_type: str = request.param
-    directory = tmp_path_factory.mktemp(model_type)
-    torch.manual_seed(0)
-    module = transformers.AutoModelForImageTextToText if model_type == "gemma3" else transformers.AutoModelForCausalLM
-    built = module.from_config(config_of(model_type)).eval()
-    for name, parameter in built.named_parameters():
-        # Norms and biases of a fresh model are all ones or zeros, which would hide a gain in the wrong place.
-        if parameter.ndim == 1:
-            parameter.data += 0.2 * torch.randn_like(parameter)
-        elif "embed" not in name and "wte" not in name:
-            parameter.data *= 8
-    built.save_pretrained(directory)
-    return Model(model_type, built, open_checkpoint(directory))
-
-
-def config_of(model_type: str) -> Any:
-    row = BY_MODEL_TYPE[model_type]
-    values = tiny_config(row.name, sizes_for(row.name, TINY))
-    values.pop("architectures")
-    values["attn_implementation"] = "eager"
-    values |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    if model_type == "gemma3":
-        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        vision |= {"image_size": 28, "patch_size": 14}
-        text = {key: value for key, value in values.items() if key != "model_type"}
-        return transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1)
-    return transformers.AutoConfig.for_model(**values | {"model_type": model_type})
-
-
-def test_config_names_the_family_and_everything_fits(model: Model) -> None:
+def test_the_file_is_what_the_row_says(model: Reference) -> None:
     checkpoint = model.checkpoint
-    assert checkpoint.family is BY_MODEL_TYPE[model.model_type]
+    family = checkpoint.require_usable()
+    assert family.name == BY_MODEL_TYPE[model.case.model_type].name
     assert checkpoint.faults == ()
-    assert checkpoint.family_fault is None
     assert shape_faults(checkpoint) == ()
-    assert checkpoint.layers == checkpoint.declared_layers.value == TINY.layers
-    assert type(model.module).__name__ in checkpoint.family.architectures
-    for layer in range(TINY.layers):
+    assert checkpoint.declared_layers is None or checkpoint.layers == checkpoint.declared_layers.value
+    assert type(model.module).__name__ in family.architectures
+    for layer in checkpoint.layer_indices:
         assert layer_tensors(checkpoint, layer).undeclared == ()
 
 
-def test_the_maker_writes_what_save_pretrained_writes(model: Model, tmp_path: Path) -> None:
-    row = model.checkpoint.family
-    made = open_checkpoint(tiny_checkpoint(row.name, tmp_path))
-    prefix = model.checkpoint.trunk.prefix
-    saved = {
-        name.replace(prefix, row.trunks[0].prefix).replace(model.checkpoint.trunk.head, row.trunks[0].head): entry
-        for name, entry in model.checkpoint.entries.items()
-        if name.startswith((prefix, model.checkpoint.trunk.head))
-    }
-    assert {name: entry.shape for name, entry in made.entries.items()} == {
-        name: entry.shape for name, entry in saved.items()
-    }
-
-
-def test_defaults_are_those_of_the_configuration_class(model: Model) -> None:
-    row = model.checkpoint.family
-    default = type(model.module.config)()
-    text = default.get_text_config() if model.model_type == "gemma3" else default
-    for size, setting in row.sizes.items():
-        if not isinstance(setting.default, Ratio):
-            assert getattr(text, setting.keys[0]) == setting.default, size
-    for norm in row.norms:
-        assert getattr(text, norm.eps.keys[0]) == norm.eps.default
-    activation = row.feed_forward.activation
-    assert getattr(text, activation.keys[0]) == activation.default
-    assert default.tie_word_embeddings is row.tied.default
-    for key in row.feed_forward.bias.keys:
-        assert getattr(text, key) is row.feed_forward.bias.default
-    if row.name == "gpt2":
-        block = transformers.models.gpt2.modeling_gpt2.GPT2Block(transformers.GPT2Config(n_embd=48, n_inner=None))
-        assert block.mlp.c_fc.nf == 4 * 48
-
-
-def test_epsilons_and_activation_are_the_modules(model: Model) -> None:
-    sources = eps_sources(model.checkpoint)
-    for role, norm in norm_modules(model, layer=0):
-        eps = getattr(norm, "eps", None) or getattr(norm, "variance_epsilon", None)
-        assert eps == sources[role].value == TINY.eps
-        assert not sources[role].defaulted
-    x = torch.linspace(-4, 4, 101)
-    assert torch.equal(activation_named(activation_of(model.checkpoint).value)(x), activation_module(model)(x))
-
-
-@pytest.mark.parametrize("layer", range(TINY.layers))
-def test_every_stage_is_the_modules(model: Model, layer: int) -> None:
-    expected = reference_stages(model, layer)
-    meter = ReadMeter()
-    network = load_feed_forward(model.checkpoint, layer, "cpu", meter)
-    stages = run_block(expected.x, network, load_wiring(model.checkpoint, layer, "cpu", meter))
-    compared = [name for name in Stages._fields if getattr(expected, name) is not None]
-    assert {"x", "up", "hidden", "down", "contribution", "output"} <= set(compared)
-    assert ("gate" in compared) == model.checkpoint.family.feed_forward.gated
-    for name in compared:
-        ours, theirs = getattr(stages, name), getattr(expected, name)
-        assert ours is not None, name
-        error = (ours - theirs).abs().max() / theirs.abs().max()
-        assert error <= TOLERANCE, (name, float(error))
-
-
-@pytest.mark.parametrize("layer", range(TINY.layers))
-def test_every_norm_is_the_modules_bit_for_bit_in_bfloat16(model: Model, layer: int, tmp_path: Path) -> None:
-    module = half(model)
-    module.save_pretrained(tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    compared = set()
-    for role, norm in norm_modules(Model(model.model_type, module, checkpoint), layer):
-        ours = load_norm(checkpoint, layer, role, "cpu", ReadMeter())
-        assert ours.width is not None
-        generator = torch.Generator().manual_seed(layer)
-        x = (torch.randn(64, ours.width, generator=generator) * torch.logspace(-3, 2, 64)[:, None]).bfloat16()
-        theirs = norm(x)
-        assert theirs.dtype == torch.bfloat16
-        assert torch.equal(ours(x), theirs), role
-        compared.add(role)
-    assert compared == set(checkpoint.family.roles)
-
-
-def test_embedding_rows_are_the_modules_bit_for_bit(model: Model, tmp_path: Path) -> None:
-    for module, directory in ((model.module, None), (half(model), tmp_path)):
-        if directory is not None:
-            module.save_pretrained(directory)
-        checkpoint = model.checkpoint if directory is None else open_checkpoint(directory)
-        with torch.no_grad():
-            theirs = module.get_input_embeddings()(torch.tensor(TOKENS))
-        ours = embedding_rows(checkpoint, TOKENS, "cpu", ReadMeter())
-        assert torch.equal(ours.x, theirs)
-        assert (ours.multiplier is not None) == (checkpoint.family.embedding_scale is not None)
-
-
-def test_a_flag_adds_biases_where_the_model_has_them(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(**tiny_config("llama", sizes_for("llama", TINY)) | {"mlp_bias": True})
-    module = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.normal_()
-    module.save_pretrained(tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    tensors = layer_tensors(checkpoint, 1)
-    assert sorted(tensors.biases) == ["down", "gate", "up"]
-    assert tensors.has_bias.source == "config.json: mlp_bias"
-    network = load_feed_forward(checkpoint, 1, "cpu", ReadMeter())
-    x = torch.randn(5, TINY.hidden)
-    stages = run_block(x, network, load_wiring(checkpoint, 1, "cpu", ReadMeter()))
-    layer = module.model.layers[1]
-    with torch.no_grad():
-        theirs = layer.mlp(layer.post_attention_layernorm(x))
-    assert (stages.down - theirs).abs().max() / theirs.abs().max() <= TOLERANCE
-
-
-def test_every_family_of_the_table_is_marked_as_proved() -> None:
-    assert {row.name for row in BY_MODEL_TYPE.values()} == set(ARCHITECTURES)
-    assert all(row.verified == "executed" for row in ARCHITECTURES.values())
-
-
-def half(model: Model) -> Any:
-    """The model in bfloat16, as an engine holds it."""
-    copied = type(model.module)(model.module.config).eval()
-    copied.load_state_dict(model.module.state_dict())
-    return copied.to(torch.bfloat16)
-
-
-def norm_modules(model: Model, layer: int) -> Iterator[tuple[str, nn.Module]]:
-    for norm in model.checkpoint.family.norms:
-        home = model.text if norm.role == "final" else model.layers[layer]
-        yield norm.role, home.get_submodule(norm.template)
-
-
-def activation_module(model: Model) -> Any:
-    mlp = model.layers[0].mlp
-    return next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
-
-
-def reference_stages(model: Model, layer: int) -> Stages:
-    """What the modules return while the whole model runs on tokens, by the names of the stages."""
-    row = model.checkpoint.family
-    block, network = model.layers[layer], row.feed_forward
-    modules = {"mlp": block.mlp, "block": block}
-    modules |= {
-        part: block.get_submodule(projection.weight.removesuffix(".weight"))
-        for part, projection in (
-            ("gate", network.gate),
-            ("up", network.up),
-            ("fused", network.fused),
-            ("down", network.down),
-        )
-        if projection is not None
-    }
-    modules |= {role: norm for role, norm in norm_modules(model, layer) if role in {"ffn_in", "ffn_out"}}
-    taken: dict[str, tuple[Tensor, Tensor]] = {}
-    hooks = [
-        module.register_forward_hook(
-            lambda _module, inputs, output, name=name: taken.update(
-                {name: (inputs[0], output[0] if isinstance(output, tuple) else output)}
+def test_every_stage_of_dense_networks_is_the_modules(model: Reference, record_property: Record) -> None:
+    reproduced = 0
+    for layer in model.checkpoint.layer_indices:
+        tensors = layer_tensors(model.checkpoint, layer)
+        if tensors.row.not_run is not None:
+            with pytest.raises(FamilyMismatch, match=r"are not run here"):
+                load_feed_forward(model.checkpoint, layer, "cpu", ReadMeter())
+        elif tensors.dense is not None and tensors.row.mixture is None:
+            theirs = stages_of(model, layer, tensors)
+            feed_forward = load_feed_forward(model.checkpoint, layer, "cpu", ReadMeter())
+            other = attention_output(model, layer) if tensors.row.placement is Placement.PARALLEL else None
+            ours = run_block(
+                theirs["x"], feed_forward, load_wiring(model.checkpoint, layer, "cpu", ReadMeter()), other=other
             )
-        )
-        for name, module in modules.items()
+            needed = {"x", "up", "hidden", "down"} | ({"gate"} if tensors.dense.row.gated else set())
+            needed |= set() if model.case.model_type in GOES_ON else {"output"}
+            assert needed <= set(theirs)
+            for name, stage in theirs.items():
+                assert_close(getattr(ours, name), stage, f"layer {layer}: {name}")
+            reproduced = 1
+    record_property("oracle", ("dense feed-forward networks", model.case.model_type, reproduced))
+
+
+def test_every_expert_is_the_modules(model: Reference, record_property: Record) -> None:
+    reproduced = 0
+    for layer in model.checkpoint.layer_indices:
+        for network in layer_tensors(model.checkpoint, layer).networks:
+            if network.expert is None:
+                continue
+            feed_forward = load_feed_forward(model.checkpoint, layer, "cpu", ReadMeter(), expert=network.expert)
+            x = torch.randn(9, feed_forward.model_width, generator=torch.Generator().manual_seed(layer))
+            with torch.no_grad():
+                theirs = expert_output(model, layer, network, x)
+            assert_close(apply_sublayer(x, feed_forward), theirs, f"layer {layer}: expert {network.expert}")
+            reproduced = 1
+    record_property("oracle", ("sets of experts", model.case.model_type, reproduced))
+
+
+def test_every_norm_is_the_modules_bit_for_bit_in_bfloat16(model: Reference, record_property: Record) -> None:
+    checkpoint = model.checkpoint
+    places = [
+        (layer, norm) for layer in checkpoint.layer_indices for norm in layer_tensors(checkpoint, layer).row.norms
     ]
-    with torch.no_grad():
-        model.module(input_ids=torch.tensor([TOKENS]))
-    for hook in hooks:
-        hook.remove()
-    gate, up = (taken[part][1] if part in taken else None for part in ("gate", "up"))
-    if "fused" in taken:
-        gate, up = taken["fused"][1].chunk(2, dim=-1)
-    return Stages(
-        x=taken["ffn_in" if "ffn_in" in taken else "mlp"][0],
-        normed=taken["ffn_in"][1] if "ffn_in" in taken else None,
-        gate=gate,
-        up=up,
-        hidden=taken["down"][0],
-        down=taken["mlp"][1],
-        contribution=taken["ffn_out" if "ffn_out" in taken else "mlp"][1],
-        output=taken["block"][1],
-    )
+    places = [(layer, norm) for layer, norm in places if norm.role != "final"]
+    final = checkpoint.require_usable().norm("final")
+    places += [] if final is None else [(None, final)]
+    for layer, norm in places:
+        if norm.per_head:
+            with pytest.raises(FamilyMismatch, match=r"one norm for each head"):
+                load_norm(checkpoint, layer, norm.role, "cpu", ReadMeter())
+            continue
+        ours = load_norm(checkpoint, layer, norm.role, "cpu", ReadMeter())
+        module = model.norm(norm, layer)
+        eps = next((value for name in ("eps", "variance_epsilon") if (value := getattr(module, name, None))), None)
+        assert eps in {None, ours.eps}, norm.role
+        half = copy.deepcopy(module).to(torch.bfloat16)
+        generator = torch.Generator().manual_seed(17)
+        x = torch.randn(64, ours.width or model.width, generator=generator) * torch.logspace(-3, 2, 64)[:, None]
+        with torch.no_grad():
+            theirs = half(x.bfloat16())
+        assert theirs.dtype == torch.bfloat16
+        assert torch.equal(ours.to(torch.bfloat16)(x.bfloat16()), theirs), (layer, norm.role)
+    roles = {norm.role for _, norm in places if not norm.per_head}
+    record_property("oracle", ("norms", model.case.model_type, len(roles)))
+
+
+def test_embedding_rows_are_what_the_first_layer_reads(model: Reference) -> None:
+    family = model.checkpoint.require_usable()
+    if family.embedding is None:
+        return
+    ours = embedding_rows(model.checkpoint, TOKENS, "cpu", ReadMeter())
+    assert (ours.multiplier is not None) == (family.embedding_scale is not None)
+    changed = family.embedding_scale is not None or family.embedding_norm is not None
+    if not changed or model.case.model_type in OTHER_ENTRY:
+        # What is added to them, such as learned positions, comes after.
+        entry = embedding_entry(model.checkpoint)
+        assert entry is not None
+        with torch.no_grad():
+            module = model.owners[entry.name].module
+            # A tied head is found under the same numbers.
+            module = model.module.get_input_embeddings() if isinstance(module, nn.Linear) else module
+            theirs = module(torch.tensor(TOKENS))
+    else:
+        theirs = model.calls[model.layer(model.checkpoint.layer_indices[0])].input.flatten(0, -2)
+    assert torch.equal(ours.x, theirs)
+
+
+def test_the_maker_writes_the_same_names(model: Reference, tmp_path: Path) -> None:
+    if model.case.changes:
+        return
+    row = BY_MODEL_TYPE[model.case.model_type]
+    made = open_checkpoint(tiny_checkpoint(row.name, tmp_path))
+    assert shape_faults(made) == ()
+    for layer in made.layer_indices:
+        if row_at(made, layer) == row_at(model.checkpoint, layer):
+            assert names_of(made, layer) == names_of(model.checkpoint, layer)
+
+
+def test_defaults_are_those_of_the_configuration_class(model: Reference) -> None:
+    if model.case.changes:
+        return
+    silent = ConfigFile(Path("config.json"), {"model_type": model.case.model_type})
+    told = ConfigFile(Path("config.json"), type(model.module.config)().to_dict())
+    row = BY_MODEL_TYPE[model.case.model_type]
+    assert row_for(row, silent) == row_for(row, told)
+    row = row_for(row, told)
+    for size in row.sizes:
+        ours, theirs = size_of(silent, row, size), size_of(told, row, size)
+        assert ours is None or theirs is None or ours.value == theirs.value, size
+    for norm in row.norms:
+        assert eps_of(silent, row, norm.eps).value == eps_of(told, row, norm.eps).value, norm.role
+        assert eps_of(told, row, norm.eps).defaulted == (not norm.eps.keys), norm.role
+    for network in row.networks:
+        assert text_of(silent, row, network.activation).value == text_of(told, row, network.activation).value
+        assert text_of(told, row, network.activation).defaulted == (not network.activation.keys)
+        for flag in (network.bias, network.down_bias):
+            if flag is not None:
+                assert flag_of(silent, row, flag).value == flag_of(told, row, flag).value, flag.keys
+    for number in (row.residual_scale, row.embedding_scale, row.branch_scale):
+        if isinstance(number, Setting):
+            assert number_of(silent, row, number).value == number_of(told, row, number).value, number.keys
+    assert tied_of(silent, row).value == tied_of(told, row).value
+
+
+def test_every_row_marked_executed_is_executed_here() -> None:
+    executed = {BY_MODEL_TYPE[case.model_type].name for case in CASES}
+    assert {row.name for row in ARCHITECTURES.values() if row.verified == "executed"} == executed
+
+
+def test_what_transformers_has_and_no_row_covers_is_known() -> None:
+    """Decoders and encoder-decoders alone; whoever adds a row, or raises transformers, looks at this list."""
+    names = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    assert sorted(set(names) - set(BY_MODEL_TYPE)) == sorted(UNCOVERED)
 
 
 def test_nested_config_is_read_where_the_model_reads_it(tmp_path: Path) -> None:
@@ -287,5 +216,95 @@ def test_nested_config_is_read_where_the_model_reads_it(tmp_path: Path) -> None:
     sources = eps_sources(checkpoint)
     assert {source.value for source in sources.values()} == {inner.rms_norm_eps}
     assert all(source.source == "default of family gemma3" for source in sources.values())
+    assert checkpoint.declared_layers is not None
     assert checkpoint.declared_layers.value == inner.num_hidden_layers
     assert checkpoint.declared_layers.source == "config.json: text_config.num_hidden_layers"
+
+
+def stages_of(model: Reference, layer: int, tensors: LayerTensors) -> dict[str, Tensor]:
+    """What the modules of a dense layer read and returned while the whole model ran, by the names of the stages."""
+    network, row = tensors.dense, tensors.row
+    assert network is not None
+    owners = dict(owners_of(model, network))
+    outputs = {part: owner.part(model.calls[owner.module].output) for part, owner in owners.items()}
+    first = next(owner.module for part, owner in owners.items() if part != "down")
+    stages = {"x": model.calls[first].input, "hidden": model.calls[owners["down"].module].input}
+    if network.row.fused is not None and "fused" in outputs:
+        parts = split_fused(outputs["fused"].movedim(-1, 0), network.row.fused)
+        outputs |= {name: part.movedim(0, -1) for name, part in zip(("gate", "up"), parts, strict=True)}
+    stages |= {name: outputs[name] for name in ("gate", "up") if name in outputs}
+    scale = network.row.down_scale
+    stages["down"] = outputs["down"] * (1.0 if scale is None else number_of(model.checkpoint.config, row, scale).value)
+    called = {norm.role: model.calls[model.norm(norm, layer)] for norm in row.norms if norm.role in FFN_ROLES}
+    if "ffn_in" in called:
+        stages |= {"x": called["ffn_in"].input, "normed": called["ffn_in"].output}
+    if "ffn_out" in called and row.branch_gain is None:
+        scaled = branch_scale_of(model.checkpoint.config, row, row.branch_scale, model.checkpoint.layers).value
+        stages["contribution"] = called["ffn_out"].output * scaled
+    if "resid_ffn" in called:
+        stages["output"] = called["resid_ffn"].output
+    elif model.case.model_type not in GOES_ON:
+        stages["output"] = model.calls[model.layer(layer)].output
+    return {name: stage.flatten(0, -2) for name, stage in stages.items()}
+
+
+def owners_of(model: Reference, network: NetworkTensors) -> Iterator[tuple[str, Owner]]:
+    """The modules of a network's projections; those of a fused tensor's halves where the model has them apart."""
+    for part, entry in network.weights.items():
+        if entry.name in model.owners or network.row.fused is None:
+            yield part, model.owners[entry.name]
+        else:
+            yield from (
+                (name, model.owners[entry.name + half])
+                for name, half in zip(network.row.fused.order, ("#first", "#second"), strict=True)
+            )
+
+
+def attention_output(model: Reference, layer: int) -> Tensor:
+    """What the attention of a layer returned."""
+    children = model.layer(layer).named_children()
+    (attention,) = (
+        module
+        for name, module in children
+        if "att" in name and any(parameter.ndim == 2 for parameter in module.parameters())
+    )
+    return model.calls[attention].output.flatten(0, -2)
+
+
+def expert_output(model: Reference, layer: int, network: NetworkTensors, x: Tensor) -> Tensor:
+    """What one expert of a mixture returns, whether it is a module or a slice of one."""
+    owner = model.owners.get(network.weights["down"].name)
+    weight = None if owner is None else getattr(owner.module, "weight", None)
+    if owner is not None and weight is not None:
+        parent = model.module.get_submodule(owner.path.rpartition(".")[0])
+        if weight.ndim == 2:
+            return parent(x)
+        assert isinstance(network.expert, int)
+        return granite_expert(parent, network.expert, x)
+    assert isinstance(network.expert, int)
+    experts: Any = next(module for module in model.layer(layer).modules() if type(module).__name__.endswith("Experts"))
+    if len(inspect.signature(experts.forward).parameters) == 1:
+        count = experts.down_proj.shape[0]
+        return experts(x.repeat(count, 1)).view(count, *x.shape)[network.expert]
+    # Another expert is chosen beside it, with no weight: some models want more than one.
+    index = torch.tensor([[network.expert, 0 if network.expert else 1]]).expand(len(x), 2)
+    return experts(x, index, torch.tensor([[1.0, 0.0]]).expand(len(x), 2)).view_as(x)
+
+
+def granite_expert(parent: Any, expert: int, x: Tensor) -> Tensor:
+    """Experts as two modules that take the number of tokens of each."""
+    counts = [len(x) if number == expert else 0 for number in range(parent.input_linear.num_experts)]
+    gate, up = parent.input_linear(x, counts).chunk(2, dim=-1)
+    return parent.output_linear(parent.activation(gate) * up, counts)
+
+
+def names_of(checkpoint: Checkpoint, layer: int) -> set[str]:
+    """Names of a layer's tensors, relative to it."""
+    tensors = layer_tensors(checkpoint, layer)
+    return {entry.name.removeprefix(tensors.prefix) for entry in tensors.entries}
+
+
+def assert_close(ours: Tensor | None, theirs: Tensor, what: str) -> None:
+    assert ours is not None, what
+    error = float((ours - theirs).abs().max() / theirs.abs().max())
+    assert error <= TOLERANCE, (what, error)

@@ -153,6 +153,17 @@ def find(config: ConfigFile, row: Architecture, keys: tuple[str, ...]) -> Found 
 
     A null counts as absent, as it does for the models' own configuration classes.
     """
+    found = (place for place in _places(config, row, keys) if place.value is not None)
+    return next(found, None)
+
+
+def find_or_null(config: ConfigFile, row: Architecture, keys: tuple[str, ...]) -> Found | None:
+    """As `find`, where a null is a value: the first key present, whatever is there."""
+    return next(_places(config, row, keys), None)
+
+
+def _places(config: ConfigFile, row: Architecture, keys: tuple[str, ...]) -> Iterator[Found]:
+    """Every key that is there, nulls included."""
     prefix, values = "", config.values
     for name in row.nested:
         inner = values.get(name)
@@ -162,10 +173,22 @@ def find(config: ConfigFile, row: Architecture, keys: tuple[str, ...]) -> Found 
     for key in keys:
         value: object = values
         for part in key.split("."):
-            value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            return Found(prefix + key, value)
-    return None
+            value = _entry(value, part)
+            if value is _ABSENT:
+                break
+        else:
+            yield Found(prefix + key, value)
+
+
+_ABSENT = object()
+
+
+def _entry(value: object, part: str) -> object:
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, object]", value).get(part, _ABSENT)
+    if isinstance(value, list) and part.isdecimal() and int(part) < len(cast("list[object]", value)):
+        return cast("list[object]", value)[int(part)]
+    return _ABSENT
 
 
 def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

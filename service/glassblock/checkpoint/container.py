@@ -8,7 +8,7 @@ Damage is a value here, not an exception: an audit reports it, a run refuses it.
 """
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -162,7 +162,7 @@ def _believed(header: _Header, path: Path, identity: FileIdentity) -> Container:
         message = f"{path.name}: {len(refused) - MAX_FAULTS:,} more tensors are described wrongly"
         faults.append(ContainerFault("header", path, refused[-1], _LENGTH_BYTES, message, _WRITE_AGAIN))
     entries.sort(key=lambda entry: (entry.start, entry.stop))
-    gaps = list(_gaps(entries, path, data_start, identity.size))
+    gaps = list(layout_faults(entries, path, data_start, identity.size))
     if refused or any(gap.kind == "overlap" for gap in gaps):
         # Where a misplaced or refused tensor should have lain there is a hole now, which is no second fault.
         gaps = [gap for gap in gaps if gap.kind in {"overlap", "truncated"}]
@@ -243,7 +243,7 @@ def _checked_product(factors: Iterable[int]) -> int | None:
     return product
 
 
-def _gaps(entries: list[TensorEntry], path: Path, data_start: int, size: int) -> Iterator[ContainerFault]:
+def layout_faults(entries: Sequence[TensorEntry], path: Path, data_start: int, size: int) -> Iterator[ContainerFault]:
     """What is wrong with how the data of `entries` (in their order) cover the file after its header."""
     reached, holder = data_start, None
     for entry in entries:

@@ -1,68 +1,79 @@
 """The row type of the family table: where a family of models keeps its tensors, and what its config means.
 
-A row is data. Names are exact templates, `{i}` the layer; what a config may declare is a `Setting` with the
-family's own default, so that a value can always say where it comes from. Nothing outside `architectures`
-knows a family by name.
+A row is data. Names are exact templates, `{i}` the layer, `{j}` the expert; what a config may declare is a `Setting`
+with the family's own default, so that a value can always say where it comes from. What is otherwise under a flag of
+the config, or in some of the layers, is a `Variant`: a condition and the fields that it replaces. Nothing outside the
+table knows a family by name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, Literal, TypeVar
+from typing import Any, Literal
 
+from glassblock.checkpoint.attention_row import AttentionRow, LatentAttentionRow
+from glassblock.checkpoint.conditions import Condition
+from glassblock.checkpoint.logits_row import LogitsRow, PositionsRow
+from glassblock.checkpoint.routing_row import RoutingRow
+from glassblock.checkpoint.row_settings import (
+    Layout,
+    OverRootDepth,
+    Projection,
+    Ratio,
+    Scale,
+    Setting,
+    Size,
+    SizeSetting,
+    SquareRoot,
+    TwoThirds,
+)
 from glassblock.numerics.wiring import Placement
 
-T = TypeVar("T")
+__all__ = [
+    "Architecture",
+    "AttentionRow",
+    "FeedForwardRow",
+    "FusedProjection",
+    "LatentAttentionRow",
+    "Layout",
+    "LogitsRow",
+    "MixtureRow",
+    "NormRow",
+    "OverRootDepth",
+    "PositionsRow",
+    "Projection",
+    "Ratio",
+    "Role",
+    "RoutingRow",
+    "Scale",
+    "Setting",
+    "Size",
+    "SizeSetting",
+    "SquareRoot",
+    "Trunk",
+    "TwoThirds",
+    "Variant",
+]
 
-Size = Literal["hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab"]
-Role = Literal["attn_in", "attn_out", "ffn_in", "ffn_out", "resid_attn", "resid_ffn", "final", "q", "k"]
+Role = Literal[
+    "attn_in",
+    "attn_out",
+    "ffn_in",
+    "ffn_out",
+    "resid_attn",
+    "resid_ffn",
+    "final",
+    "q",
+    "k",
+    "q_latent",
+    "kv_latent",
+    "ffn_hidden",
+    "attn_hidden",
+    "embedding",
+]
 """Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer,
-on queries and on keys."""
-
-
-@dataclass(frozen=True)
-class Setting(Generic[T]):
-    """A value that a config may declare.
-
-    Attributes:
-        keys: Keys that hold it, dotted where nested; the first one present wins. Empty when the family fixes it.
-        default: What the family's own code takes where no key is present.
-    """
-
-    keys: tuple[str, ...]
-    default: T
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A size that follows from others: `of` * `times` // `over`."""
-
-    of: Size
-    times: int = 1
-    over: Size | None = None
-
-
-@dataclass(frozen=True)
-class SizeSetting:
-    """A size that a config may declare; the default is a number or follows from other sizes."""
-
-    keys: tuple[str, ...]
-    default: int | Ratio
-
-
-@dataclass(frozen=True)
-class SquareRoot:
-    """A multiplier that is the square root of a size, rounded to the dtype of the weights."""
-
-    of: Size
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A linear map: names of its weight and bias, relative to the layer."""
-
-    weight: str
-    bias: str
+on queries, on keys, on their compressed forms, in front of the projection back to the model's width, on embedding rows.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,18 +95,25 @@ class FusedProjection:
 
 @dataclass(frozen=True)
 class FeedForwardRow:
-    """The feed-forward network.
+    """A feed-forward network, dense or one expert.
 
     Attributes:
         down: The projection back to the model's width.
         activation: The activation's name, as `numerics.activations` knows it.
-        bias: Whether all its projections have a bias.
+        bias: Whether its projections have a bias.
         gate: The gate projection; None in a plain network, or where it is fused.
         up: The up projection; None where it is fused.
         fused: Gate and up in one tensor.
-        layout: How weights are stored: `out_in` as torch's Linear, `in_out` as Conv1D.
+        width: Sizes whose product is the number of its hidden units; None where only a layer's own tensors show it.
+        outer: The size of what it reads and returns.
+        layout: How its weights are stored.
+        down_layout: The same for `down`, where that differs.
+        down_bias: Whether `down` has a bias, where that is a question of its own.
         gating: How gate and up meet, as `numerics.activations.GATINGS` knows it.
         gating_parameters: The numbers that this gating needs.
+        activation_tensors: Names of the tensors that a learned activation needs, by parameter, relative to the layer.
+        gate_scale: Multiplies what the gate projection returns.
+        down_scale: Multiplies what the network returns.
     """
 
     down: Projection
@@ -104,14 +122,61 @@ class FeedForwardRow:
     gate: Projection | None = None
     up: Projection | None = None
     fused: FusedProjection | None = None
-    layout: Literal["out_in", "in_out"] = "out_in"
+    width: tuple[Size, ...] | None = ("intermediate",)
+    outer: Size = "hidden"
+    layout: Layout = "out_in"
+    down_layout: Layout | None = None
+    down_bias: Setting[bool] | None = None
     gating: str = "product"
     gating_parameters: Mapping[str, Setting[float]] = field(default_factory=lambda: MappingProxyType({}))
+    activation_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    gate_scale: Setting[float] | None = None
+    down_scale: Setting[float] | None = None
 
     @property
     def gated(self) -> bool:
         """Whether it has a gate."""
         return self.gate is not None or self.fused is not None
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """How gate and up are stored, and how `down` is."""
+        return self.layout, self.down_layout or self.layout
+
+
+@dataclass(frozen=True)
+class MixtureRow:
+    """A mixture of experts.
+
+    Attributes:
+        router: The projection to one number for each expert.
+        experts: One expert's network. Its names have `{j}` where every expert has tensors of its own.
+        arrangement: `separate`: tensors of its own for each expert; `stacked`: one tensor with the experts as its first
+            axis; `concatenated`: one matrix with the experts' rows one after the other.
+        count: The size that counts the experts.
+        router_bias: Whether the router has a bias.
+        router_layout: How its weight is stored.
+        correction: Name of a bias that takes part in choosing the experts, not in weighting them.
+        shared: A network that every token passes.
+        shared_gate: Name of the weight `[1, d]` whose sigmoid multiplies the shared network's output.
+        output_bias: Name of a vector that is added to what the mixture returns.
+        idle: Whether the router also chooses experts without tensors, which return their input.
+        routing: From the router's logits to the weights of the chosen experts; None where that was not read, so that
+            the experts are run one by one and not the whole.
+    """
+
+    router: Projection
+    experts: FeedForwardRow
+    arrangement: Literal["separate", "stacked", "concatenated"] = "separate"
+    count: Size = "experts"
+    router_bias: Setting[bool] = Setting((), default=False)
+    router_layout: Layout = "out_in"
+    correction: str | None = None
+    shared: FeedForwardRow | None = None
+    shared_gate: str | None = None
+    output_bias: str | None = None
+    idle: bool = False
+    routing: RoutingRow | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +190,10 @@ class NormRow:
         eps: Its epsilon.
         has_bias: Whether a bias is stored.
         width: Sizes whose product is its number of channels.
+        has_gain: Whether a gain is stored.
+        per_head: Whether its gain is a matrix, one row for each of `width`'s first size.
+        gain_suffix: What follows the template in the gain's name.
+        bias_suffix: What follows it in the bias's name.
     """
 
     role: Role
@@ -133,16 +202,20 @@ class NormRow:
     eps: Setting[float]
     has_bias: bool = False
     width: tuple[Size, ...] = ("hidden",)
+    has_gain: bool = True
+    per_head: bool = False
+    gain_suffix: str = ".weight"
+    bias_suffix: str = ".bias"
 
     @property
     def gain(self) -> str:
-        """Name of its gain, relative as `template`."""
-        return f"{self.template}.weight"
+        """Name that a gain of it has or would have, relative as `template`."""
+        return self.template + self.gain_suffix
 
     @property
     def bias(self) -> str:
         """Name that a bias of it has or would have."""
-        return f"{self.template}.bias"
+        return self.template + self.bias_suffix
 
 
 @dataclass(frozen=True)
@@ -151,11 +224,26 @@ class Trunk:
 
     Attributes:
         prefix: Before the names of layers, embedding and final norm.
-        head: Full name of the output head.
+        head: Full name of the output head; None in models without one.
+        embedding: Full name of the token embedding, where it does not lie under the prefix.
     """
 
     prefix: str
-    head: str
+    head: str | None
+    embedding: str | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is otherwise where a condition holds.
+
+    Attributes:
+        when: A condition on the config, or on the layer.
+        changes: Fields of the `Architecture` and what they are then.
+    """
+
+    when: Condition
+    changes: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -169,17 +257,31 @@ class Architecture:
         trunks: Prefixes, tried in this order against the names in the file.
         layer: Template of a layer's prefix after the trunk's.
         sizes: The sizes that its config declares.
-        feed_forward: Its feed-forward network.
+        feed_forward: Its dense feed-forward network; None where a layer has none.
         norms: Its norms; `final` is the one after the last layer.
         placement: Where the norms of the feed-forward block are.
-        embedding: Name of the token embedding, relative to the trunk.
+        embedding: Name of the token embedding, relative to the trunk; None in models that read no tokens.
         tied: Whether the output head is the embedding.
-        embedding_scale: Multiplies embedding rows before the first layer; None for no multiplier.
-        residual_scale: Multiplies the residual stream at the add (`numerics.wiring`'s alpha).
-        branch_scale: Multiplies what a branch adds (beta).
-        nested: Keys under which the language model's config may lie inside a larger one.
         verified: `executed` when a test rebuilds it with the models' own code, `source only` otherwise.
         sources: Where its facts were read.
+        mixture: Its mixture of experts; None where a layer has none.
+        attention_placement: Where the norms of the attention block are; None for as in the feed-forward block.
+        embedding_scale: Multiplies embedding rows before the first layer; None for no multiplier.
+        embedding_norm: Normalises them after that, named relative to the trunk; None in nearly every family.
+        residual_scale: Multiplies the residual stream at the add (`numerics.wiring`'s alpha).
+        branch_scale: Multiplies what a branch adds (beta).
+        branches_first: Whether two parallel branches are summed before the stream is added, which rounds otherwise.
+        branch_gain: Name of a vector that multiplies what the feed-forward branch adds, relative to the layer.
+        nested: Keys under which the language model's config may lie inside a larger one.
+        config_file: The file that is its config.
+        config_variants: What is otherwise in some configs.
+        layer_variants: What is otherwise in some layers.
+        towers: Other stacks of layers in the same files, by name: the encoder of an encoder-decoder.
+        extra_layers: How many layers a file may hold after the declared ones: those that predict further tokens.
+        not_run: Why a block of it is not run here; None where it is. Its files are audited all the same.
+        attention: Its attention; None where it is not read here, so that a block takes posted states and no text.
+        positions: Learned positions that are added to the embedding rows; None for none.
+        logits: What is made of the last norm's output times the head.
         notes: What surprises.
     """
 
@@ -189,17 +291,31 @@ class Architecture:
     trunks: tuple[Trunk, ...]
     layer: str
     sizes: Mapping[Size, SizeSetting]
-    feed_forward: FeedForwardRow
+    feed_forward: FeedForwardRow | None
     norms: tuple[NormRow, ...]
     placement: Placement
-    embedding: str
+    embedding: str | None
     tied: Setting[bool]
     verified: Literal["executed", "source only"]
     sources: tuple[str, ...]
+    mixture: MixtureRow | None = None
+    attention_placement: Placement | None = None
     embedding_scale: Setting[float] | SquareRoot | None = None
+    embedding_norm: NormRow | None = None
     residual_scale: Setting[float] = Setting((), 1.0)
-    branch_scale: Setting[float] = Setting((), 1.0)
+    branch_scale: Scale = Setting((), 1.0)
+    branches_first: bool = False
+    branch_gain: str | None = None
     nested: tuple[str, ...] = ("text_config",)
+    config_file: Literal["config.json", "params.json"] = "config.json"
+    config_variants: tuple[Variant, ...] = ()
+    layer_variants: tuple[Variant, ...] = ()
+    towers: Mapping[str, "Architecture"] = field(default_factory=lambda: MappingProxyType({}))
+    extra_layers: Setting[float] = Setting((), 0.0)
+    not_run: str | None = None
+    attention: AttentionRow | LatentAttentionRow | None = None
+    positions: PositionsRow | None = None
+    logits: LogitsRow = LogitsRow()
     notes: tuple[str, ...] = ()
 
     def norm(self, role: str) -> NormRow | None:
@@ -211,9 +327,30 @@ class Architecture:
         """The roles in which it has norms."""
         return tuple(norm.role for norm in self.norms)
 
-    def layer_names(self) -> Iterable[str]:
-        """Names relative to a layer by which a layer of this family is recognised."""
-        yield self.feed_forward.down.weight
-        for norm in self.norms:
-            if norm.role != "final":
+    @property
+    def networks(self) -> tuple[FeedForwardRow, ...]:
+        """Every kind of feed-forward network in its layers: dense ones first, then experts and shared ones."""
+        dense = [self.feed_forward, *(variant.changes.get("feed_forward") for variant in self.layer_variants)]
+        mixtures = [self.mixture, *(variant.changes.get("mixture") for variant in self.layer_variants)]
+        parts = [part for mixture in mixtures if mixture is not None for part in (mixture.experts, mixture.shared)]
+        return tuple(network for network in (*dense, *parts) if network is not None)
+
+    @property
+    def routings(self) -> tuple[RoutingRow, ...]:
+        """The routers of its mixtures."""
+        mixtures = [self.mixture, *(variant.changes.get("mixture") for variant in self.layer_variants)]
+        return tuple(mixture.routing for mixture in mixtures if mixture is not None and mixture.routing is not None)
+
+    @property
+    def network(self) -> FeedForwardRow:
+        """The network that speaks for the family: the dense one, or else an expert's."""
+        return self.networks[0]
+
+    def layer_names(self) -> Iterator[str]:
+        """Templates of names relative to a layer by which a layer of this family is recognised."""
+        for network in self.networks:
+            yield network.down.weight
+        norms = [self.norms, *(variant.changes.get("norms", ()) for variant in self.layer_variants)]
+        for norm in (norm for group in norms for norm in group):
+            if norm.role != "final" and norm.has_gain:
                 yield norm.gain

@@ -11,12 +11,15 @@ from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.family import Architecture, Size
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import Sourced, size_of
+from glassblock.checkpoint.storage import StorageFault
+from glassblock.checkpoint.stored_entries import StoredEntry, weight_entry
+from glassblock.checkpoint.stored_weights import PLAIN_CODES
 
 LayerFaultKind = Literal[
     "shape", "missing-tensor", "missing-bias", "missing-norm", "final-missing", "empty", "quantised"
 ]
 
-FLOAT_CODES = frozenset({"F64", "F32", "F16", "BF16"})
+FLOAT_CODES = PLAIN_CODES
 """Dtypes whose numbers are the weights themselves, without a scale."""
 
 _RULES: Mapping[LayerFaultKind, str | None] = MappingProxyType(
@@ -30,8 +33,6 @@ _RULES: Mapping[LayerFaultKind, str | None] = MappingProxyType(
         "quantised": None,
     }
 )
-# Names that stand for a missing `.weight`: GPTQ and AWQ, compressed-tensors, MXFP4.
-_PACKED_SUFFIXES = (".qweight", ".weight_packed", "_blocks")
 _TELLING_RATIOS = (
     (2, 1, "twice what"),
     (3, 1, "three times what"),
@@ -69,10 +70,19 @@ class LayerFault:
 
 
 class Axis(NamedTuple):
-    """The length of an axis: the product of sizes, times a number."""
+    """The length of an axis: the product of sizes, times a number, and the lengths of what follows on it.
 
-    sizes: tuple[Size, ...]
+    Sizes None: any length.
+    """
+
+    sizes: tuple[Size, ...] | None
     times: int = 1
+    then: tuple["Axis", ...] = ()
+
+    @property
+    def every_size(self) -> tuple[Size, ...]:
+        """The sizes in it."""
+        return (*(self.sizes or ()), *(size for axis in self.then for size in axis.every_size))
 
 
 class Wanted(NamedTuple):
@@ -82,17 +92,31 @@ class Wanted(NamedTuple):
         place: The part of the network, or the role of the norm.
         kind: What it is there.
         name: Its full name.
-        axes: Its shape.
+        axes: Its shape; None for any.
         declared: Whether family and config say that it is there.
         optional: Whether it may be absent all the same.
+        layout: How the family keeps a weight.
     """
 
     place: str
-    kind: Literal["weight", "bias", "gain", "norm-bias"]
+    kind: Literal[
+        "weight",
+        "bias",
+        "gain",
+        "norm-bias",
+        "correction",
+        "shared_gate",
+        "output_bias",
+        "branch-gain",
+        "activation",
+        "sinks",
+        "positions",
+    ]
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...] | None
     declared: bool = True
     optional: bool = False
+    layout: Literal["out_in", "in_out"] = "out_in"
 
 
 class Sizes:
@@ -105,18 +129,22 @@ class Sizes:
     def of(self, size: Size) -> Sourced[int] | None:
         """The size, if anybody has told it yet."""
         config = self._checkpoint.config
-        if config is None:
-            return self._seen.get(size)
-        if size not in self._seen:
-            self._seen[size] = size_of(config, row_of(self._checkpoint), size)
-        return self._seen[size]
+        if size not in self._seen and config is not None:
+            told = size_of(config, row_of(self._checkpoint), size)
+            if told is not None:
+                self._seen[size] = told
+        return self._seen.get(size)
 
     def learn(self, axes: tuple[Axis, ...], entry: TensorEntry) -> None:
-        """Without a config, take the sizes that `entry` shows first."""
-        if self._checkpoint.config is not None:
-            return
+        """Where neither config nor family tells a size, take the one that `entry` shows first."""
         for axis, length in zip(axes, entry.shape, strict=False):
-            if len(axis.sizes) == 1 and length % axis.times == 0:
+            if (
+                axis.sizes is not None
+                and not axis.then
+                and len(axis.sizes) == 1
+                and length % axis.times == 0
+                and self.of(axis.sizes[0]) is None
+            ):
                 self._seen.setdefault(axis.sizes[0], Sourced(length // axis.times, f"tensor {entry.name}"))
 
 
@@ -134,24 +162,24 @@ def trunk_prefix(checkpoint: Checkpoint) -> str:
     return checkpoint.trunk.prefix
 
 
+def entry_for(checkpoint: Checkpoint, item: Wanted) -> TensorEntry | StorageFault | None:
+    """The tensor that is `item`, a weight in whatever form it is stored; or why its stored form cannot be read."""
+    if item.kind == "weight" and item.declared:
+        return weight_entry(checkpoint.entries, checkpoint.config, item.name, item.layout)
+    return checkpoint.entries.get(item.name)
+
+
 def fault_of(
-    checkpoint: Checkpoint, item: Wanted, entry: TensorEntry | None, sizes: Sizes, layer: int | None
+    checkpoint: Checkpoint, item: Wanted, entry: TensorEntry | StorageFault | None, sizes: Sizes, layer: int | None
 ) -> LayerFault | None:
     """What is wrong with the tensor that was found for `item`, or with there being none."""
     if not item.declared:
         return None
-    if entry is None:
-        return None if item.optional else _missing(checkpoint, item, layer)
-    if entry.dtype not in FLOAT_CODES:
-        message = (
-            f"{entry.name} is stored as {entry.dtype}: quantised weights are not read yet, "
-            f"only {', '.join(sorted(FLOAT_CODES))}"
-        )
-        return LayerFault("quantised", layer, entry.name, entry.file, message, "Dequantise the checkpoint first.")
-    if entry.elements == 0:
-        message = f"{entry.name} has the shape {list(entry.shape)} and holds nothing"
-        hint = "Sharded parameters may have been saved without being gathered (ZeRO-3): save the model again."
-        return LayerFault("empty", layer, entry.name, entry.file, message, hint)
+    if entry is None or isinstance(entry, StorageFault):
+        return _unread(checkpoint, item, entry, layer)
+    fault = _useless(entry, layer)
+    if fault is not None or item.axes is None:
+        return fault
     sizes.learn(item.axes, entry)
     lengths = [_length(axis, sizes) for axis in item.axes]
     if len(lengths) == len(entry.shape) and all(
@@ -162,7 +190,7 @@ def fault_of(
     reasons = {
         f"{size} {known.value} ({known.source})"
         for axis in item.axes
-        for size in axis.sizes
+        for size in axis.every_size
         if (known := sizes.of(size)) is not None
     }
     message = f"{entry.name} has the shape {list(entry.shape)} where [{expected}] is expected"
@@ -173,24 +201,42 @@ def fault_of(
 
 
 def _length(axis: Axis, sizes: Sizes) -> int | None:
+    if axis.sizes is None:
+        return None
     known = [sizes.of(size) for size in axis.sizes]
-    return None if None in known else axis.times * prod(size.value for size in known if size is not None)
+    own = None if None in known else axis.times * prod(size.value for size in known if size is not None)
+    rest = [_length(more, sizes) for more in axis.then]
+    return None if own is None or None in rest else own + sum(length for length in rest if length is not None)
+
+
+def _unread(checkpoint: Checkpoint, item: Wanted, fault: StorageFault | None, layer: int | None) -> LayerFault | None:
+    """The fault of a tensor that is absent, or a weight whose stored form cannot be read."""
+    if fault is not None:
+        kind = "empty" if fault.kind == "empty" else "quantised"
+        return LayerFault(kind, layer, fault.tensor, fault.entry.file, fault.message, fault.hint)
+    return None if item.optional else _missing(checkpoint, item, layer)
+
+
+def _useless(entry: TensorEntry, layer: int | None) -> LayerFault | None:
+    """The fault of a tensor whose numbers are none, whatever its shape."""
+    if entry.dtype not in FLOAT_CODES and not isinstance(entry, StoredEntry):
+        message = f"{entry.name} is stored as {entry.dtype}, where one of {', '.join(sorted(FLOAT_CODES))} is expected"
+        return LayerFault("quantised", layer, entry.name, entry.file, message, "Dequantise the checkpoint first.")
+    if entry.elements == 0:
+        message = f"{entry.name} has the shape {list(entry.shape)} and holds nothing"
+        hint = "Sharded parameters may have been saved without being gathered (ZeRO-3): save the model again."
+        return LayerFault("empty", layer, entry.name, entry.file, message, hint)
+    return None
 
 
 def _missing(checkpoint: Checkpoint, item: Wanted, layer: int | None) -> LayerFault:
-    stem = item.name.removesuffix(".weight")
-    packed = next((stem + suffix for suffix in _PACKED_SUFFIXES if stem + suffix in checkpoint.entries), None)
-    if packed is not None:
-        message = f"{item.name} is stored packed, as {packed}: quantised weights are not read yet"
-        file = checkpoint.entries[packed].file
-        return LayerFault("quantised", layer, packed, file, message, "Dequantise the checkpoint first.")
     kinds: dict[str, LayerFaultKind] = {
         "weight": "missing-tensor",
         "bias": "missing-bias",
         "gain": "missing-norm",
         "norm-bias": "missing-norm",
     }
-    kind = "final-missing" if item.place == "final" else kinds[item.kind]
+    kind = "final-missing" if item.place == "final" else kinds.get(item.kind, "missing-tensor")
     name = row_of(checkpoint).name
     message = f"{item.name} is missing: the family {name} has it"
     return LayerFault(kind, layer, item.name, checkpoint.path, message, "Convert or download the checkpoint again.")

@@ -7,7 +7,7 @@ the shards never sees a name without a tensor. Both directions are joined here, 
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -81,6 +81,7 @@ class Index:
         total_size: Bytes of tensor data it claims, or None.
         faults: What is wrong with the index by itself.
         refused: Tensors that it puts under a name that is no plain file name; each has its fault.
+        metadata: What else it says of itself.
     """
 
     file: Path
@@ -88,6 +89,7 @@ class Index:
     total_size: int | None
     faults: tuple[IndexFault, ...]
     refused: frozenset[str] = frozenset()
+    metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def lists_nothing(self) -> bool:
@@ -141,7 +143,8 @@ def read_index(path: Path, *, real: Path | None = None) -> Index:
         )
         hint = "Name shards of the same directory only."
         faults.append(IndexFault("missing-shard", path, message, hint, tuple(refused)))
-    return Index(path, MappingProxyType(usable), total_size, tuple(faults), frozenset(refused))
+    told = MappingProxyType(cast("dict[str, object]", metadata) if isinstance(metadata, dict) else {})
+    return Index(path, MappingProxyType(usable), total_size, tuple(faults), frozenset(refused), told)
 
 
 def compare_index(

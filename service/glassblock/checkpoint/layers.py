@@ -5,54 +5,79 @@ the tensors asked for are read.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassblock.checkpoint.config import ConfigFile
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.family import Architecture, FusedProjection, SquareRoot
-from glassblock.checkpoint.fitting import FLOAT_CODES, LayerFault
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection, Role, Setting, SquareRoot
+from glassblock.checkpoint.fitting import FLOAT_CODES, LayerFault, row_of
 from glassblock.checkpoint.layer_map import (
+    Expert,
     LayerTensors,
+    NetworkTensors,
     NormTensors,
     embedding_entry,
+    embedding_norm,
     eps_sources,
     final_norm,
     head_entry,
     layer_tensors,
     mismatch,
     resolve_layer,
+    resolve_layers,
+    row_at,
     shape_faults,
 )
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.reading import ReadMeter, read_rows, read_tensor
-from glassblock.checkpoint.settings import Sourced, eps_of, number_of, scale_of, text_of
+from glassblock.checkpoint.reading import ReadMeter, read_rows, read_tensor, torch_dtype
+from glassblock.checkpoint.settings import Sourced, branch_scale_of, eps_of, number_of, scale_of, text_of
+from glassblock.checkpoint.stored_entries import read_weight
 from glassblock.errors import FamilyMismatch, InvalidValue
-from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, activation_named, gating_named
+from glassblock.numerics.activations import (
+    ACTIVATION_ALIASES,
+    ACTIVATIONS,
+    LEARNED_ACTIVATIONS,
+    Activation,
+    Gating,
+    activation_named,
+    gating_named,
+    learned_activation,
+)
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.wiring import Wiring
 
 __all__ = [
     "EmbeddingRows",
+    "Expert",
     "LayerFault",
     "LayerTensors",
+    "NetworkTensors",
     "NormTensors",
     "activation_of",
     "embedding_entry",
     "embedding_rows",
     "eps_sources",
+    "gating_of",
     "head_entry",
     "layer_tensors",
     "load_feed_forward",
     "load_norm",
     "load_wiring",
     "resolve_layer",
+    "resolve_layers",
+    "row_at",
+    "runnable",
     "sample_embedding_rows",
     "shape_faults",
 ]
+
+
+_ATTENTION_ROLES: tuple[Role, Role, Role] = ("attn_in", "attn_out", "resid_attn")
 
 
 class EmbeddingRows(NamedTuple):
@@ -69,34 +94,68 @@ class EmbeddingRows(NamedTuple):
     multiplier: Sourced[float] | None
 
 
-def load_feed_forward(checkpoint: Checkpoint, layer: int, device: torch.device | str, meter: ReadMeter) -> FeedForward:
-    """The feed-forward network of a layer, in the file's dtypes; gate and up of a fused tensor are views of it.
+def load_feed_forward(
+    checkpoint: Checkpoint, layer: int, device: torch.device | str, meter: ReadMeter, *, expert: Expert = None
+) -> FeedForward:
+    """A feed-forward network of a layer, in the file's dtypes; gate and up of a fused tensor are views of it.
+
+    Args:
+        checkpoint: The checkpoint.
+        layer: Its number.
+        device: Where the tensors go.
+        meter: Counts what is read.
+        expert: Which network of a mixture; of a stack only its slices are read. None in a dense layer.
 
     Raises:
-        InvalidValue: There is no such layer.
-        FamilyMismatch: Its tensors do not fit, or the config names an unknown activation.
+        InvalidValue: There is no such layer, or no such network in it.
+        FamilyMismatch: Its tensors do not fit, or the config names an unknown activation, or blocks of this family
+            are not run here.
         DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
     """
-    row, tensors = checkpoint.require_usable(), layer_tensors(checkpoint, layer)
-    network = row.feed_forward
-    activation = activation_named(activation_of(checkpoint).value)
-    numbers = {
-        name: number_of(checkpoint.config, row, setting).value for name, setting in network.gating_parameters.items()
-    }
-    gating = gating_named(network.gating, limit=numbers.get("limit"), alpha=numbers.get("alpha"))
+    if expert is None:  # what is not run of a family is how its blocks are wired; an expert alone is not wired
+        runnable(checkpoint, layer)
+    return feed_forward_of(checkpoint, layer_tensors(checkpoint, layer), device, meter, expert=expert)
+
+
+def feed_forward_of(
+    checkpoint: Checkpoint,
+    tensors: LayerTensors,
+    device: torch.device | str,
+    meter: ReadMeter,
+    *,
+    expert: Expert = None,
+) -> FeedForward:
+    """As `load_feed_forward`, of a layer whose tensors were looked up before."""
+    network = tensors.network(expert)
+    family, row, config = tensors.row, network.row, checkpoint.config
+    first, last = row.layouts
     weights = {
-        part: _out_in(read_tensor(entry, device, meter), network.layout) for part, entry in tensors.weights.items()
+        part: out_in(read_weight(entry, device, meter), last if part == "down" else first)
+        for part, entry in network.weights.items()
     }
-    biases = {part: read_tensor(entry, device, meter) for part, entry in tensors.biases.items()}
+    biases = {part: read_tensor(entry, device, meter) for part, entry in network.biases.items()}
     gate, up = weights.get("gate"), weights.get("up")
     gate_bias, up_bias = biases.get("gate"), biases.get("up")
-    if network.fused is not None:
-        gate, up = split_fused(weights["fused"], network.fused)
+    if row.fused is not None:
+        gate, up = split_fused(weights["fused"], row.fused)
         if "fused" in biases:
-            gate_bias, up_bias = split_fused(biases["fused"], network.fused)
+            gate_bias, up_bias = split_fused(biases["fused"], row.fused)
     if up is None:
-        raise FamilyMismatch(f"the family {row.name} names no up projection")
-    return FeedForward(gate, up, weights["down"], gate_bias, up_bias, biases.get("down"), activation, gating)
+        raise FamilyMismatch(f"the family {family.name} names no up projection")
+    hidden_norm = tensors.norms.get("ffn_hidden") if expert is None else None
+    return FeedForward(
+        gate,
+        up,
+        weights["down"],
+        gate_bias,
+        up_bias,
+        biases.get("down"),
+        _activation(checkpoint, network, device, meter),
+        gating_of(checkpoint, row),
+        hidden_norm=None if hidden_norm is None else norm_of(checkpoint, hidden_norm, device, meter),
+        gate_scale=_number(config, family, row.gate_scale),
+        down_scale=_number(config, family, row.down_scale),
+    )
 
 
 def load_wiring(checkpoint: Checkpoint, layer: int, device: torch.device | str, meter: ReadMeter) -> Wiring:
@@ -105,20 +164,54 @@ def load_wiring(checkpoint: Checkpoint, layer: int, device: torch.device | str, 
     Raises:
         InvalidValue, FamilyMismatch, DamagedCheckpoint, UnknownFamily: As `load_feed_forward`.
     """
-    row, tensors = checkpoint.require_usable(), layer_tensors(checkpoint, layer)
+    runnable(checkpoint, layer)
+    return wiring_of(checkpoint, layer_tensors(checkpoint, layer), device, meter)
 
-    def norm(role: str) -> Norm | None:
-        found = next((tensors.norms[known] for known in tensors.norms if known == role), None)
-        return None if found is None else _load(checkpoint, found, device, meter)
 
+def wiring_of(
+    checkpoint: Checkpoint,
+    tensors: LayerTensors,
+    device: torch.device | str,
+    meter: ReadMeter,
+    *,
+    branch: Literal["ffn", "attention"] = "ffn",
+) -> Wiring:
+    """The norms around one branch of a layer, and how it joins the residual stream."""
+    row, config = tensors.row, checkpoint.config
+    first = branch == "ffn"
+    roles: tuple[Role, Role, Role] = ("ffn_in", "ffn_out", "resid_ffn") if first else _ATTENTION_ROLES
+
+    def norm(role: Role) -> Norm | None:
+        found = tensors.norms.get(role)
+        return None if found is None else norm_of(checkpoint, found, device, meter)
+
+    gain = tensors.branch_gain if first else None
     return Wiring(
-        row.placement,
-        input_norm=norm("ffn_in"),
-        output_norm=norm("ffn_out"),
-        residual_norm=norm("resid_ffn"),
-        residual_scale=number_of(checkpoint.config, row, row.residual_scale).value,
-        branch_scale=number_of(checkpoint.config, row, row.branch_scale).value,
+        row.placement if first or row.attention_placement is None else row.attention_placement,
+        *(norm(role) for role in roles),
+        residual_scale=number_of(config, row, row.residual_scale).value,
+        branch_scale=branch_scale_of(config, row, row.branch_scale, checkpoint.layers).value,
+        branch_gain=None if gain is None else read_tensor(gain, device, meter),
+        branches_first=row.branches_first,
     )
+
+
+def runnable(checkpoint: Checkpoint, layer: int | None = None) -> Architecture:
+    """The family of a checkpoint whose blocks can be run, as it is in a layer where one is given.
+
+    Raises:
+        FamilyMismatch: Blocks of this family are not run here.
+        DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
+    """
+    row = checkpoint.require_usable()
+    row = row if layer is None else row_at(checkpoint, layer)
+    if row.not_run is not None:
+        where = "" if layer is None else f"layer {layer}: "
+        raise FamilyMismatch(
+            f"{where}blocks of the family {row.name} are not run here: {row.not_run}",
+            hint="An audit of the checkpoint works all the same.",
+        )
+    return row
 
 
 def load_norm(
@@ -138,6 +231,7 @@ def load_norm(
         FamilyMismatch, DamagedCheckpoint, UnknownFamily: As `load_feed_forward`.
     """
     row = checkpoint.require_usable()
+    row = row if layer is None or role == "final" else row_at(checkpoint, layer)
     if row.norm(role) is None:
         raise InvalidValue(
             f"the family {row.name} has no norm in the role {role!r}",
@@ -155,7 +249,12 @@ def load_norm(
         found = next(norm for norm in layer_tensors(checkpoint, layer).norms.values() if norm.row.role == role)
     if found is None:
         raise FamilyMismatch(f"the family {row.name} has no norm after its last layer")
-    return _load(checkpoint, found, device, meter)
+    if found.row.per_head:
+        raise FamilyMismatch(
+            f"the norm {role!r} of the family {row.name} is one norm for each head, not one alone",
+            hint="Choose another norm.",
+        )
+    return norm_of(checkpoint, found, device, meter)
 
 
 def sample_embedding_rows(
@@ -185,9 +284,22 @@ def sample_embedding_rows(
 
 
 def embedding_rows(
-    checkpoint: Checkpoint, token_ids: Sequence[int], device: torch.device | str, meter: ReadMeter
+    checkpoint: Checkpoint,
+    token_ids: Sequence[int],
+    device: torch.device | str,
+    meter: ReadMeter,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> EmbeddingRows:
-    """The embedding of the given tokens, times the family's multiplier; only their rows are read.
+    """The embedding of the given tokens, times the family's multiplier and normed where it is; only their rows are read.
+
+    Args:
+        checkpoint: The checkpoint.
+        token_ids: Rows of the embedding.
+        device: Where they go.
+        meter: Counts what is read.
+        dtype: What the rows are cast to before anything is made of them, as in a model that runs in it; None for the
+            file's own.
 
     Raises:
         InvalidValue: A token is outside the vocabulary.
@@ -203,35 +315,65 @@ def embedding_rows(
                 field="token_ids",
                 hint=f"Token ids run from 0 to {entry.shape[0] - 1}.",
             )
-    x = read_rows(entry, token_ids, device, meter)
+    rows = read_rows(entry, token_ids, device, meter)
+    x, multiplier = _scaled(checkpoint, row, entry, rows if dtype is None else rows.to(dtype))
+    norm, faults = embedding_norm(checkpoint)
+    for fault in faults:
+        raise mismatch(fault)
+    if norm is not None:
+        loaded = norm_of(checkpoint, norm, device, meter)
+        x = (loaded if dtype is None else loaded.to(dtype))(x)
+    return EmbeddingRows(x, tuple(token_ids), multiplier)
+
+
+def _scaled(
+    checkpoint: Checkpoint, row: Architecture, entry: TensorEntry, x: Tensor
+) -> tuple[Tensor, Sourced[float] | None]:
+    """Rows of the embedding times the family's multiplier."""
     if row.embedding_scale is None:
-        return EmbeddingRows(x, tuple(token_ids), None)
+        return x, None
     multiplier = scale_of(checkpoint.config, row, row.embedding_scale, entry.shape[1])
-    if isinstance(row.embedding_scale, SquareRoot):
+    if isinstance(row.embedding_scale, SquareRoot) and row.embedding_scale.rounded:
         # As the models do: the multiplier is rounded to the weights' dtype before it multiplies.
         rounded = torch.tensor(multiplier.value, dtype=x.dtype, device=x.device)
-        source = f"{multiplier.source}, rounded to {entry.dtype}"
-        return EmbeddingRows(x * rounded, tuple(token_ids), Sourced(float(rounded), source))
-    return EmbeddingRows(x * multiplier.value, tuple(token_ids), multiplier)
+        return x * rounded, Sourced(float(rounded), f"{multiplier.source}, rounded to {entry.dtype if x.dtype is torch_dtype(entry) else x.dtype}")
+    return x * multiplier.value, multiplier
 
 
-def activation_of(checkpoint: Checkpoint) -> Sourced[str]:
+def activation_of(checkpoint: Checkpoint, row: FeedForwardRow | None = None) -> Sourced[str]:
     """The name of the activation, as the config spells it, and where it comes from.
+
+    Args:
+        checkpoint: The checkpoint.
+        row: The network that is meant; None for the one that speaks for the family.
 
     Raises:
         FamilyMismatch: It is unknown; the known names are with the error.
         DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
     """
-    row = checkpoint.require_usable()
-    name = text_of(checkpoint.config, row, row.feed_forward.activation)
-    if name.value not in ACTIVATIONS and name.value not in ACTIVATION_ALIASES:
+    family = checkpoint.require_usable()
+    name = text_of(checkpoint.config, family, (row or family.network).activation)
+    known = (*ACTIVATIONS, *ACTIVATION_ALIASES, *LEARNED_ACTIVATIONS)
+    if name.value not in known:
         raise FamilyMismatch(
             f"{name.source} is {name.value!r:.80}, which is no known activation",
             file="config.json",
-            known=(*ACTIVATIONS, *ACTIVATION_ALIASES),
+            known=known,
             hint="Correct the config.",
         )
     return name
+
+
+def gating_of(checkpoint: Checkpoint, row: FeedForwardRow) -> Gating:
+    """How gate and up of a network meet.
+
+    Raises:
+        DamagedCheckpoint: The config holds no number where the gating needs one.
+    """
+    family = row_of(checkpoint)
+    numbers = {name: number_of(checkpoint.config, family, setting) for name, setting in row.gating_parameters.items()}
+    limit, alpha = (numbers[name].value if name in numbers else None for name in ("limit", "alpha"))
+    return gating_named(row.gating, limit=limit, alpha=alpha)
 
 
 def split_fused(
@@ -246,13 +388,30 @@ def split_fused(
     return (first, second) if row.order[0] == "gate" else (second, first)
 
 
-def _out_in(weight: Tensor, layout: str) -> Tensor:
+def _activation(
+    checkpoint: Checkpoint, network: NetworkTensors, device: torch.device | str, meter: ReadMeter
+) -> Activation:
+    name = activation_of(checkpoint, network.row).value
+    if name not in LEARNED_ACTIVATIONS:
+        return activation_named(name)
+    return learned_activation(
+        name, {parameter: read_tensor(entry, device, meter) for parameter, entry in network.activation.items()}
+    )
+
+
+def _number(config: ConfigFile | None, row: Architecture, setting: Setting[float] | None) -> float:
+    return 1.0 if setting is None else number_of(config, row, setting).value
+
+
+def out_in(weight: Tensor, layout: str) -> Tensor:
+    """A weight as `[out, in]`, a view of it where it is stored the other way round."""
     return weight.T if layout == "in_out" else weight
 
 
-def _load(checkpoint: Checkpoint, norm: NormTensors, device: torch.device | str, meter: ReadMeter) -> Norm:
-    row: Architecture = checkpoint.require_usable()
-    gain = None if norm.gain is None else read_tensor(norm.gain, device, meter)
+def norm_of(checkpoint: Checkpoint, norm: NormTensors, device: torch.device | str, meter: ReadMeter) -> Norm:
+    """A norm with its tensors, on one axis, and its epsilon."""
+    row = checkpoint.require_usable()
+    gain = None if norm.gain is None else read_tensor(norm.gain, device, meter).flatten()
     bias = None if norm.bias is None else read_tensor(norm.bias, device, meter)
     eps = eps_of(checkpoint.config, row, norm.row.eps).value
     return Norm(norm_kind_named(norm.row.kind), gain, bias, eps)

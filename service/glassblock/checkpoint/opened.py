@@ -6,7 +6,7 @@ first fatal fault into an error, for whoever wants to run something.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +17,27 @@ from glassblock.checkpoint.entries import Container, ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture, Trunk
 from glassblock.checkpoint.files import leads_nowhere
 from glassblock.checkpoint.index import Index, IndexFault, is_plain_name, read_index
-from glassblock.checkpoint.recognition import family_named, find_trunk, no_trunk, recognise
+from glassblock.checkpoint.recognition import (
+    by_params,
+    family_named,
+    find_trunk,
+    no_trunk,
+    recognise,
+    with_fitting,
+)
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
 from glassblock.checkpoint.shard_names import is_shard
+from glassblock.checkpoint.variants import row_for
 from glassblock.checkpoint.weight_sets import SINGLE_NAME, WEIGHTS_SUFFIX, in_use, join_entries, weight_set_faults
-from glassblock.errors import AccessRefused, DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
+from glassblock.errors import (
+    AccessRefused,
+    DamagedCheckpoint,
+    FamilyMismatch,
+    InvalidValue,
+    UnknownCheckpoint,
+    UnknownFamily,
+)
 
 MAX_FILES = 100_000
 """Entries of a directory looked at."""
@@ -31,10 +46,43 @@ MAX_HINTS = 5
 """Folders named in a hint."""
 
 INDEX_NAME = "model.safetensors.index.json"
+META_STEM = "consolidated"
+"""What the names of weight files begin with in the layout of Meta and Mistral."""
+
+META_INDEX_NAME = f"{META_STEM}.safetensors.index.json"
 
 Fault = ContainerFault | IndexFault | ConfigFault
 
 _HARMLESS = frozenset({"unlisted-tensor", "total-size", "two-weight-sets"})
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What lies at a path, read and not yet joined.
+
+    Attributes:
+        path: The directory or file.
+        directory: The directory, or the one that the file lies in.
+        asked: The family asked for, instead of what the config says.
+        containers: Headers of all weight files, by file name.
+        index: The index, where there is one.
+        config: config.json, or params.json in its place; None where there is none that can be read.
+        config_fault: Why the config cannot be read.
+        params: params.json beside a config.json.
+        present: Names of everything in the directory; None where one file was opened.
+        nowhere: Weight files that are links to nowhere.
+    """
+
+    path: Path
+    directory: Path
+    asked: Architecture | None
+    containers: Mapping[str, Container]
+    index: Index | None
+    config: ConfigFile | None
+    config_fault: ConfigFault | None
+    params: ConfigFile | None
+    present: frozenset[str] | None
+    nowhere: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -45,8 +93,8 @@ class Checkpoint:
         path: The directory or file.
         containers: Headers of the weight files in use, by file name.
         index: The index, where there is one.
-        config: config.json, where there is a readable one.
-        params: params.json, where there is a readable one. It is reported, not used.
+        config: config.json, where there is a readable one; params.json in the layout of Meta and Mistral.
+        params: params.json beside a config.json. It is reported, not used.
         entries: The tensors, each once.
         duplicates: Tensors that lie in more than one file, with all their places.
         faults: Everything wrong with containers, index and config.
@@ -56,6 +104,7 @@ class Checkpoint:
         trunk: How the file prefixes the family's names.
         layer_indices: The layers of which the tensors show something, in order.
         notes: What was taken for granted while opening, in sentences.
+        contents: What all this was told from.
     """
 
     path: Path
@@ -71,6 +120,7 @@ class Checkpoint:
     trunk: Trunk | None
     layer_indices: tuple[int, ...]
     notes: tuple[str, ...]
+    contents: Contents
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -114,6 +164,31 @@ class Checkpoint:
         refused = any(name in container.refused for container in self.containers.values())
         return listed or refused or self.has_unread_files
 
+    def tower(self, name: str) -> "Checkpoint":
+        """The checkpoint seen as another stack of its layers, such as the encoder of an encoder-decoder.
+
+        Raises:
+            InvalidValue: Its family has no tower of that name.
+            FamilyMismatch: No tensor has the names of that tower.
+            DamagedCheckpoint, UnknownFamily: See `require_usable`.
+        """
+        family = self.require_usable()
+        row = family.towers.get(name)
+        if row is None:
+            raise InvalidValue(
+                f"the family {family.name} has no tower {name!r:.80}",
+                field="tower",
+                known=tuple(family.towers),
+                hint="Leave it out, or use one of its towers." if family.towers else "Leave it out.",
+            )
+        row = row_for(row, self.config)
+        trunk, layers = find_trunk(row, self.entries)
+        if trunk is None:
+            raise FamilyMismatch(
+                f"no tensor has the names of the {name} of the family {family.name}", hint="Look at the names."
+            )
+        return replace(self, family=row, trunk=trunk, layer_indices=layers)
+
     def require_usable(self) -> Architecture:
         """The family, once it is sure that a run can stand on the files.
 
@@ -152,14 +227,16 @@ class Checkpoint:
         return not isinstance(fault, ContainerFault) or fault.file.name in self.containers
 
 
-def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: Path | str, *, roots: Roots | None = None, family: str | Architecture | None = None
+) -> Checkpoint:
     """Open the directory or safetensors file at `path`.
 
     Args:
         path: A directory with safetensors files, or one such file. A config.json beside the file is used.
         roots: Directories into which links may lead; without them only inside the checkpoint itself and inside the
             Hugging Face cached repository that it lies in.
-        family: A name of the family table, instead of what the config says.
+        family: A name of the family table, or a row of its own, instead of what the config says.
 
     Raises:
         UnknownCheckpoint: There is nothing at the path, or a directory without safetensors files.
@@ -167,8 +244,16 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
         UnknownFamily: `family` is not in the table.
         ServiceUnavailable: Too many files are open.
     """
-    path = Path(path)
-    row = None if family is None else family_named(family)
+    asked = family_named(family) if isinstance(family, str) else family
+    return assemble(read_contents(Path(path), asked, roots))
+
+
+def read_contents(path: Path, asked: Architecture | None, roots: Roots | None) -> Contents:
+    """What lies at `path`: every header, the index and the config, each read once.
+
+    Raises:
+        UnknownCheckpoint, AccessRefused, ServiceUnavailable: See `open_checkpoint`.
+    """
     present = _present(path)
     directory = path if path.is_dir() else path.parent
     weights = sorted(name for name in present if name.endswith(".safetensors")) if path.is_dir() else [path.name]
@@ -179,9 +264,15 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
             hint=_hint_without_weights(path),
         )
     real = {name: checked_file(directory, name, roots) for name in weights}
+    config, config_fault = _config(directory, "config.json", present, roots)
+    params, params_fault = _config(directory, "params.json", present, roots)
+    if _is_metas(asked, params, params_fault, alone=config is None and config_fault is None):
+        config, config_fault, params = params, params_fault, None
+        weights = [name for name in weights if name.startswith(META_STEM)] or weights
+    index_name = META_INDEX_NAME if config is not None and config.path.name == "params.json" else INDEX_NAME
     index = None
-    if path.is_dir() and INDEX_NAME in present:
-        index = read_index(directory / INDEX_NAME, real=checked_file(directory, INDEX_NAME, roots))
+    if path.is_dir() and index_name in present:
+        index = read_index(directory / index_name, real=checked_file(directory, index_name, roots))
     nowhere = frozenset(name for name in weights if leads_nowhere(directory / name))
     # A shard that is a link to nowhere is an absent shard.
     absent = frozenset(name for name in nowhere if path.is_dir() and _is_shard_of(name, index))
@@ -192,28 +283,48 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
         for name in weights
         if name not in absent
     }
-    # Nobody loads through a link to nowhere while there is anything else.
-    used = in_use({name: containers[name] for name in containers if name not in nowhere} or containers, index)
-    beside = {name: container for name, container in containers.items() if name not in used}
-    config, config_fault = _config(directory, "config.json", present, roots)
-    params, _ = _config(directory, "params.json", present, roots)
-    entries, duplicates = join_entries(used, index)
-    row, family_fault = (row, None) if row or config_fault else recognise(config, directory)
-    trunk, layers = (None, ()) if row is None else find_trunk(row, entries)
-    if row is not None and trunk is None and used and all(container.listed for container in used.values()):
-        family_fault = no_trunk(row, entries, directory)
-    faults: list[Fault] = [fault for container in containers.values() for fault in container.faults]
-    faults.extend(
-        weight_set_faults(directory, used, beside, index, present=present if path.is_dir() else None, nowhere=absent)
-    )
-    faults.extend([] if config_fault is None else [config_fault])
-    faults.extend([] if config is None or row is None else config_faults(config, row))
-    return Checkpoint(
+    return Contents(
         path=path,
+        directory=directory,
+        asked=asked,
+        containers=MappingProxyType(containers),
+        index=index,
+        config=config,
+        config_fault=config_fault,
+        params=params,
+        present=present if path.is_dir() else None,
+        nowhere=nowhere,
+    )
+
+
+def assemble(contents: Contents) -> Checkpoint:
+    """The checkpoint that these files make up: which are in use, what is wrong between them, and the family."""
+    directory, index, config, containers = contents.directory, contents.index, contents.config, contents.containers
+    # Nobody loads through a link to nowhere while there is anything else.
+    somewhere = {name: container for name, container in containers.items() if name not in contents.nowhere}
+    used = in_use(somewhere or containers, index)
+    beside = {name: container for name, container in containers.items() if name not in used}
+    entries, duplicates = join_entries(used, index)
+    row, family_fault = contents.asked, None
+    if row is None and contents.config_fault is None:
+        row, family_fault = recognise(config, directory)
+    all_listed = bool(used) and all(container.listed for container in used.values())
+    family_fault = with_fitting(family_fault, entries) if family_fault is not None and all_listed else family_fault
+    row, trunk, layers, tower = _placed(row, config, entries)
+    if row is not None and trunk is None and all_listed:
+        family_fault = no_trunk(row, entries, directory, asked=contents.asked is not None)
+    faults: list[Fault] = [fault for container in containers.values() for fault in container.faults]
+    absent = contents.nowhere - containers.keys()
+    faults.extend(weight_set_faults(directory, used, beside, index, present=contents.present, nowhere=absent))
+    faults.extend([] if contents.config_fault is None else [contents.config_fault])
+    faults.extend([] if config is None or row is None else config_faults(config, row))
+    named = None if contents.asked is None or row is None else row.name
+    return Checkpoint(
+        path=contents.path,
         containers=MappingProxyType(used),
         index=index,
         config=config,
-        params=params,
+        params=contents.params,
         entries=MappingProxyType(entries),
         duplicates=MappingProxyType(duplicates),
         faults=tuple(faults),
@@ -221,8 +332,40 @@ def open_checkpoint(path: Path | str, *, roots: Roots | None = None, family: str
         family_fault=family_fault,
         trunk=trunk,
         layer_indices=layers,
-        notes=tuple(_notes(path, config, family)),
+        notes=(*_notes(contents.path, config, named), *_tower_note(row, tower)),
+        contents=contents,
     )
+
+
+def _placed(
+    row: Architecture | None, config: ConfigFile | None, entries: Mapping[str, TensorEntry]
+) -> tuple[Architecture | None, Trunk | None, tuple[int, ...], str | None]:
+    """The row under the config, its trunk and layers; a tower's where the files hold nothing but that."""
+    if row is None:
+        return None, None, (), None
+    row = row_for(row, config)
+    trunk, layers = find_trunk(row, entries)
+    if trunk is None:
+        for name, tower in row.towers.items():
+            under = row_for(tower, config)
+            trunk, layers = find_trunk(under, entries)
+            if trunk is not None:
+                return under, trunk, layers, name
+    return row, trunk, layers, None
+
+
+def _tower_note(row: Architecture | None, tower: str | None) -> Iterator[str]:
+    if tower is not None and row is not None:
+        yield f"The files hold the {tower} alone, and it is what was opened."
+
+
+def _is_metas(
+    row: Architecture | None, params: ConfigFile | None, params_fault: ConfigFault | None, *, alone: bool
+) -> bool:
+    """Whether params.json is the config: by the family asked for, or, without a config.json, by its keys."""
+    if row is not None:
+        return row.config_file == "params.json" and (params is not None or params_fault is not None)
+    return alone and by_params(params) is not None
 
 
 def _is_shard_of(name: str, index: Index | None) -> bool:

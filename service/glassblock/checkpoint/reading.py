@@ -4,15 +4,17 @@ No memory map: its pages would count as resident and hide what was really read, 
 mapped kills the process. Each read states an offset and a length, so reads may run in several threads.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from types import MappingProxyType
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from glassblock.checkpoint.changes import AlteredEntry, changed, row_bytes, sought, unmoved
 from glassblock.checkpoint.container import TensorEntry
 from glassblock.checkpoint.files import fill, open_regular
 from glassblock.checkpoint.strict_json import shown
@@ -65,6 +67,9 @@ def read_tensor(entry: TensorEntry, device: torch.device | str, meter: ReadMeter
     """
     dtype = torch_dtype(entry)
     target = torch.device(device)
+    entry = unmoved(entry)
+    if isinstance(entry, AlteredEntry):
+        return _shaped(_altered_bytes(entry, target, meter).view(dtype), entry)
     flat = torch.empty(entry.bytes, dtype=torch.uint8, device=target)
     with _opened(entry) as descriptor:
         if target.type == "cpu":
@@ -92,24 +97,42 @@ def read_rows(entry: TensorEntry, rows: Sequence[int], device: torch.device | st
                 f"row {row} is outside tensor {shown(entry.name)}, which has rows 0 to {entry.shape[0] - 1}",
                 tensor=entry.name,
             )
-    row_bytes = entry.bytes // entry.shape[0] if entry.shape[0] else 0
-    taken = torch.empty((len(rows), row_bytes), dtype=torch.uint8)
+    entry = unmoved(entry)
+    if isinstance(entry, AlteredEntry):
+        # Patched embeddings are seldom asked for rows: all of it is read.
+        return read_tensor(entry, "cpu", meter)[list(rows)].to(device)
+    row_length = entry.bytes // entry.shape[0] if entry.shape[0] else 0
+    taken = torch.empty((len(rows), row_length), dtype=torch.uint8)
     with _opened(entry) as descriptor:
         # In the file's order, so that the disk moves one way.
         for position in sorted(range(len(rows)), key=rows.__getitem__):
-            _fill_from(descriptor, entry, rows[position] * row_bytes, taken[position])
+            _fill_from(descriptor, entry, rows[position] * row_length, taken[position])
     meter.bytes += taken.numel()
     meter.tensors += 1
     return taken.view(-1).view(dtype).view(len(rows), *entry.shape[1:]).to(device)
 
 
 def read_chunks(
-    entry: TensorEntry, chunk_bytes: int, *, device: torch.device | str = "cpu", meter: ReadMeter | None = None
+    entry: TensorEntry,
+    chunk_bytes: int,
+    *,
+    device: torch.device | str = "cpu",
+    meter: ReadMeter | None = None,
+    buffers: Iterator[Tensor] | None = None,
+    seen: Callable[[memoryview], object] | None = None,
 ) -> Iterator[Tensor]:
     """The tensor in flat pieces of at most `chunk_bytes` bytes, in order, each byte read once.
 
     A piece holds whole rows (slices of the last axis) where a row fits into `chunk_bytes`, whole elements
     otherwise. It is valid until the next one is asked for: on the CPU all pieces share one buffer.
+
+    Args:
+        entry: The tensor.
+        chunk_bytes: The most bytes of a piece.
+        device: Where the pieces go.
+        meter: Counts what is read.
+        buffers: Where to read each piece to, in turn: uint8, `chunk_bytes` long at least. One of its own by default.
+        seen: Given the bytes of each piece as they were read.
 
     Raises:
         InvalidValue: `chunk_bytes` is smaller than one element.
@@ -123,16 +146,31 @@ def read_chunks(
     if step == 0:
         raise InvalidValue(f"chunk_bytes is {chunk_bytes}, less than one element of {element} bytes")
     target = torch.device(device)
-    buffer = torch.empty(min(step, entry.bytes), dtype=torch.uint8, pin_memory=target.type == "cuda")
+    entry = unmoved(entry)
+    if isinstance(entry, AlteredEntry):
+        for piece in _altered_pieces(entry, step, target, meter or ReadMeter()):
+            if seen is not None:
+                seen(memoryview(cast("bytearray", piece.cpu().numpy())))
+            yield piece.view(dtype)
+        return
+    if buffers is None:
+        buffers = repeat(reading_buffer(min(step, entry.bytes), target))
     with _opened(entry) as descriptor:
         for offset in range(0, entry.bytes, step):
-            piece = buffer[: min(step, entry.bytes - offset)]
+            piece = next(buffers)[: min(step, entry.bytes - offset)]
             _fill_from(descriptor, entry, offset, piece)
+            if seen is not None:
+                seen(memoryview(cast("bytearray", piece.numpy())))
             if meter is not None:
                 meter.bytes += piece.numel()
             yield piece.view(dtype) if target.type == "cpu" else piece.to(target).view(dtype)
     if meter is not None:
         meter.tensors += 1
+
+
+def reading_buffer(length: int, device: torch.device) -> Tensor:
+    """Where to read pieces to that go to `device`: pinned where that is a GPU."""
+    return torch.empty(length, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def torch_dtype(entry: TensorEntry) -> torch.dtype:
@@ -151,6 +189,30 @@ def torch_dtype(entry: TensorEntry) -> torch.dtype:
             known=tuple(TORCH_DTYPES),
         )
     return dtype
+
+
+def _altered_bytes(entry: AlteredEntry, device: torch.device, meter: ReadMeter) -> Tensor:
+    """The bytes of a patched tensor, or of a part of one, flat."""
+    source, skip = sought(entry)
+    tensor = read_tensor(source, device, meter)
+    for change in entry.changes:
+        tensor = changed(tensor, change, TORCH_DTYPES)
+    return tensor.reshape(-1).view(torch.uint8)[skip : skip + entry.bytes]
+
+
+def _altered_pieces(entry: AlteredEntry, step: int, device: torch.device, meter: ReadMeter) -> Iterator[Tensor]:
+    """The same bytes in pieces of `step`; where the changes allow it, no more of the source is held than that."""
+    row = row_bytes(entry)
+    block = entry.bytes if not row or (entry.start - entry.base) % row else max(step // row, 1) * row
+    held = torch.empty(0, dtype=torch.uint8, device=device)
+    for start in range(entry.start, entry.stop, max(block, 1)):
+        part = replace(entry, start=start, stop=min(start + block, entry.stop))
+        held = torch.cat([held, _altered_bytes(part, device, meter)])
+        while held.numel() >= step:
+            yield held[:step]
+            held = held[step:]
+    if held.numel():
+        yield held
 
 
 @contextmanager

@@ -1,17 +1,21 @@
 """Which family a checkpoint is of: what its config says, held against the names of its tensors."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_ARCHITECTURE, BY_MODEL_TYPE
-from glassblock.checkpoint.config import ConfigFault, ConfigFile
-from glassblock.checkpoint.family import Architecture, Trunk
+from glassblock.checkpoint.config import ConfigFault, ConfigFile, find
+from glassblock.checkpoint.family import Architecture, Size, Trunk
 from glassblock.checkpoint.strict_json import shown
+from glassblock.checkpoint.variants import row_in
 from glassblock.errors import UnknownFamily
 
 _KNOWN = tuple(sorted(BY_MODEL_TYPE))
+_NUMBER = re.compile(r"\.(?:0|[1-9][0-9]{0,8})(?=\.)")
+_SHOWN = 8
 
 
 def family_named(name: str) -> Architecture:
@@ -31,12 +35,26 @@ def family_named(name: str) -> Architecture:
     return row
 
 
+def by_params(params: ConfigFile | None) -> Architecture | None:
+    """The family whose own config a params.json is, by the keys of width and depth that it must have."""
+    if params is None:
+        return None
+    rows = (row for row in ARCHITECTURES.values() if row.config_file == "params.json")
+    return next((row for row in rows if all(_declares(params, row, size) for size in ("hidden", "layers"))), None)
+
+
+def _declares(config: ConfigFile, row: Architecture, size: Size) -> bool:
+    return find(config, row, row.sizes[size].keys) is not None
+
+
 def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture | None, ConfigFault | None]:
     """The family that a config names; or why none is known.
 
     `model_type` decides, `architectures` where it is absent. Where both name a family and not the same one, neither
-    is believed.
+    is believed. A params.json names none, and is told by its keys.
     """
+    if config is not None and config.path.name == "params.json":
+        return by_params(config), None
     file = directory / "config.json"
 
     def unknown(message: str, hint: str) -> tuple[None, ConfigFault]:
@@ -58,7 +76,7 @@ def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture 
             f"config.json: model_type is {_quoted(model_type)}, which is no known family",
             "If the model is built as a known family is, name that with --family.",
         )
-    if by_type and by_architecture and by_type is not by_architecture:
+    if by_type and by_architecture and architecture not in by_type.architectures:
         return unknown(
             f"config.json contradicts itself: model_type {_quoted(model_type)} is the family {by_type.name}, "
             f"architectures {_quoted(architecture)} is the family {by_architecture.name}",
@@ -67,36 +85,172 @@ def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture 
     return by_type or by_architecture, None
 
 
+def with_fitting(fault: ConfigFault, names: Collection[str]) -> ConfigFault:
+    """The fault of an unknown family, with the families whose names fit the tensors."""
+    fitting = fitting_by_name(names)
+    if not fitting:
+        return fault
+    return replace(fault, hint=f"The names fit: {in_words(fitting)}. {fault.hint}")
+
+
 def find_trunk(row: Architecture, names: Iterable[str]) -> tuple[Trunk | None, tuple[int, ...]]:
     """How a file prefixes the family's names, and the layers that its names show, in order.
 
     The first of the row's trunks under which any layer has a name that the row knows.
     """
-    known = frozenset(row.layer_names())
+    known = re.compile("|".join(_pattern(name) for name in row.layer_names()))
     all_names = tuple(names)
     for trunk in row.trunks:
         before, after = (re.escape(part) for part in f"{trunk.prefix}{row.layer}".split("{i}"))
         pattern = re.compile(f"{before}(0|[1-9][0-9]{{0,8}}){after}(.*)", re.DOTALL)
         matches = (pattern.fullmatch(name) for name in all_names)
-        layers = {int(match[1]) for match in matches if match and match[2] in known}
+        layers = {int(match[1]) for match in matches if match and known.fullmatch(match[2])}
         if layers:
             return trunk, tuple(sorted(layers))
     return None, ()
 
 
-def no_trunk(row: Architecture, names: Mapping[str, object], directory: Path) -> ConfigFault:
-    """The fault of a checkpoint none of whose names the family knows."""
-    example = row.trunks[0].prefix + row.layer.format(i=0) + row.feed_forward.down.weight
+def _pattern(template: str) -> str:
+    """A template's regular expression: any expert is like the first."""
+    return re.escape(template).replace(re.escape("{j}"), "(?:0|[1-9][0-9]{0,8})")
+
+
+def no_trunk(row: Architecture, names: Mapping[str, object], directory: Path, *, asked: bool = False) -> ConfigFault:
+    """The fault of a checkpoint none of whose names the family knows.
+
+    Args:
+        row: The family.
+        names: The tensors by name.
+        directory: Where the config lies.
+        asked: Whether the family was asked for rather than read from the config.
+    """
+    example = row.trunks[0].prefix + row.layer.format(i=0) + row.network.down.weight.replace("{j}", "0")
     found = next(iter(sorted(names)), None)
     has = "it has no tensors" if found is None else f"its first is {shown(found)}"
+    said = f"the family {row.name} was asked for" if asked else f"{row.config_file} says {row.name}"
+    fitting = fitting_by_name(names)
+    others = f"they are those of {in_words(fitting)}" if fitting else "they are those of no known family"
     return ConfigFault(
         "unknown-family",
-        directory / "config.json",
-        f"the tensors do not have the names of the family {row.name}, such as {example}: {has}",
+        directory / row.config_file,
+        f"the tensors do not have the names of the family {row.name}, such as {example}: {has}; {said}, and {others}",
         "Correct model_type, or name the family with --family.",
         tensor=found,
         known=tuple(ARCHITECTURES),
     )
+
+
+@dataclass(frozen=True)
+class NamesFit:
+    """How a family's names fit those of a checkpoint, in its first and last layer.
+
+    Attributes:
+        row: The family.
+        trunk: How its names would be prefixed.
+        layers: The layers that they would show.
+        missing: Names that the family has and the checkpoint has not.
+        unexpected: Names of networks and norms there that the family has not.
+    """
+
+    row: Architecture
+    trunk: Trunk
+    layers: tuple[int, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is missing and nothing left over."""
+        return not self.missing and not self.unexpected
+
+
+def name_fits(names: Collection[str]) -> tuple[NamesFit, ...]:
+    """How each family fits that has any name in common with a layer there, the best first.
+
+    Only names are looked at: whether shapes agree is another question.
+    """
+    # Families are tried on the names with every number made 0, which are few; only what passes sees them all.
+    patterns = {_NUMBER.sub(".0", f".{name}")[1:] for name in names}
+    present = frozenset(names)
+    found = [
+        _fit_of(row, trunk, layers, present)
+        for row in ARCHITECTURES.values()
+        if find_trunk(row, patterns)[0] is not None
+        for trunk, layers in (find_trunk(row, names),)
+        if trunk is not None
+    ]
+    return tuple(sorted(found, key=lambda fit: (not fit.fits, len(fit.missing) + len(fit.unexpected))))
+
+
+def fitting_by_name(names: Collection[str]) -> tuple[Architecture, ...]:
+    """The families whose names fit a checkpoint's without anything missing or left over."""
+    return tuple(fit.row for fit in name_fits(names) if fit.fits)
+
+
+def in_words(rows: Sequence[Architecture]) -> str:
+    """Families by name, and what tells them apart that no name shows."""
+    names = ", ".join(row.name for row in rows[:_SHOWN]) + (", and more" if len(rows) > _SHOWN else "")
+    facts: dict[str, Callable[[Architecture], object]] = {
+        "epsilon": lambda row: {norm.eps for norm in row.norms},
+        "activation": lambda row: row.network.activation,
+        "norm arithmetic": lambda row: {norm.kind for norm in row.norms},
+        "placement of norms": lambda row: row.placement,
+        "storage": lambda row: (row.network.layouts, row.network.fused),
+        "multipliers": lambda row: (row.embedding_scale, row.residual_scale, row.branch_scale),
+    }
+    apart = [word for word, fact in facts.items() if any(fact(row) != fact(rows[0]) for row in rows[1:])]
+    return f"{names} (they differ in {', '.join(apart)})" if apart else names
+
+
+def _fit_of(row: Architecture, trunk: Trunk, layers: tuple[int, ...], names: frozenset[str]) -> NamesFit:
+    def shape(name: str) -> tuple[int, ...] | None:
+        return () if name in names else None
+
+    missing: list[str] = []
+    unexpected: list[str] = []
+    for layer in dict.fromkeys((layers[0], layers[-1])):
+        prefix = trunk.prefix + row.layer.format(i=layer)
+        here = row_in(row, None, layer, prefix=prefix, shape=shape)
+        missing.extend(prefix + name for name, needed in _templates(here) if needed and prefix + name not in names)
+        known = re.compile("|".join(_pattern(name) for name, _ in _templates(here, first_expert="{j}")))
+        for name in names:
+            relative = name.removeprefix(prefix)
+            if (relative != name or not prefix) and not known.fullmatch(relative):
+                # Decoders beside an encoder have norms of the attention to it, which no row lists.
+                is_norm = "norm" in relative.lower() and relative.endswith(".weight") and not row.towers
+                if is_norm or _is_of_network(relative, here):
+                    unexpected.append(name)
+    return NamesFit(row, trunk, layers, tuple(missing), tuple(sorted(unexpected)))
+
+
+def _is_of_network(relative: str, row: Architecture) -> bool:
+    """Whether a name lies in the module of the network, and not in that of attention."""
+    homes = {network.down.weight.rpartition(".")[0].rpartition(".")[0].partition("{j}")[0] for network in row.networks}
+    return any(home and relative.startswith(home) for home in homes)
+
+
+def _templates(row: Architecture, *, first_expert: str = "0") -> Iterator[tuple[str, bool]]:
+    """Names of a layer relative to it, and whether they must be there."""
+    mixture = row.mixture
+    networks = [row.feed_forward, *(() if mixture is None else (mixture.experts, mixture.shared))]
+    for network in (network for network in networks if network is not None):
+        for projection in (network.gate, network.up, network.fused, network.down):
+            if projection is not None:
+                yield projection.weight.replace("{j}", first_expert), True
+                yield projection.bias.replace("{j}", first_expert), False
+        yield from ((name.replace("{j}", first_expert), True) for name in network.activation_tensors.values())
+    if mixture is not None:
+        yield mixture.router.weight, True
+        yield mixture.router.bias, False
+        yield from (
+            (name, False) for name in (mixture.correction, mixture.shared_gate, mixture.output_bias) if name is not None
+        )
+    for norm in row.norms:
+        if norm.role != "final":
+            yield norm.gain, norm.has_gain
+            yield norm.bias, norm.has_bias
+    if row.branch_gain is not None:
+        yield row.branch_gain, True
 
 
 def _first_text(value: object) -> str | None:

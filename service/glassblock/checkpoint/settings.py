@@ -1,12 +1,12 @@
 """What a family's settings are for one config: each value with its source, or refused by key."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar, cast
 
-from glassblock.checkpoint.config import ConfigFault, ConfigFile, as_epsilon, as_number, find
-from glassblock.checkpoint.family import Architecture, Ratio, Setting, Size, SquareRoot
+from glassblock.checkpoint.config import ConfigFault, ConfigFile, as_epsilon, as_number, find, find_or_null
+from glassblock.checkpoint.family import Architecture, OverRootDepth, Ratio, Scale, Setting, Size, SquareRoot, TwoThirds
 from glassblock.errors import DamagedCheckpoint
 
 V = TypeVar("V")
@@ -21,25 +21,45 @@ class Sourced(Generic[V]):
     defaulted: bool = False
 
 
-def size_of(config: ConfigFile, row: Architecture, size: Size) -> Sourced[int]:
-    """A size of the model, from the config or the family.
+def size_of(config: ConfigFile, row: Architecture, size: Size) -> Sourced[int] | None:
+    """A size of the model, from the config or the family; None where neither tells it.
 
     Raises:
         DamagedCheckpoint: The config holds something else than a positive whole number there.
     """
-    setting = row.sizes[size]
+    setting = row.sizes.get(size)
+    if setting is None:
+        return None
     declared = _declared(config, row, setting.keys, _positive_integer, "a positive whole number")
     if declared is not None:
-        return declared
+        if setting.over == 1:
+            return declared
+        return Sourced(declared.value // setting.over, f"{declared.source} / {setting.over}")
+    if isinstance(setting.default, TwoThirds):
+        return _two_thirds(config, row, setting.default)
     if not isinstance(setting.default, Ratio):
-        return Sourced(setting.default, _default(row), defaulted=True)
+        return None if setting.default is None else Sourced(setting.default, _default(row), defaulted=True)
     ratio = setting.default
-    value = size_of(config, row, ratio.of).value * ratio.times
+    of = size_of(config, row, ratio.of)
+    over = None if ratio.over is None else size_of(config, row, ratio.over)
+    if of is None or (ratio.over is not None and over is None):
+        return None
     words = f"{ratio.of} x {ratio.times}" if ratio.times != 1 else ratio.of
-    if ratio.over is not None:
-        value //= size_of(config, row, ratio.over).value
-        words += f" / {ratio.over}"
+    words += f" / {ratio.over}" if ratio.over is not None else ""
+    value = of.value * ratio.times // (1 if over is None else over.value)
     return Sourced(value, f"{_default(row)}: {words}", defaulted=True)
+
+
+def _two_thirds(config: ConfigFile, row: Architecture, rule: TwoThirds) -> Sourced[int] | None:
+    of = size_of(config, row, rule.of)
+    if of is None:
+        return None
+    factor = number_of(config, row, rule.factor)
+    multiple = max(1, int(number_of(config, row, rule.multiple_of).value))
+    width = int(factor.value * int(2 * rule.times * of.value / 3))
+    rounded = (width + multiple - 1) // multiple * multiple
+    words = f"{_default(row)}: 2/3 of {rule.of} x {rule.times}, times {factor.value:g}, up to a multiple of {multiple}"
+    return Sourced(rounded, words, defaulted=True)
 
 
 def number_of(config: ConfigFile | None, row: Architecture, setting: Setting[float]) -> Sourced[float]:
@@ -49,6 +69,34 @@ def number_of(config: ConfigFile | None, row: Architecture, setting: Setting[flo
         DamagedCheckpoint: The config holds something else there.
     """
     return _setting(config, row, setting, as_number, "a finite number")
+
+
+def optional_number_of(
+    config: ConfigFile | None, row: Architecture, setting: Setting[float | None]
+) -> Sourced[float] | None:
+    """A finite number that a setting declares, or its default; None where a null is declared, or is the default.
+
+    A null counts here: `sliding_window: null` is no window, whatever the family has where nothing is said.
+
+    Raises:
+        DamagedCheckpoint: The config holds something else there.
+    """
+    declared = None if config is None else find_or_null(config, row, setting.keys)
+    if declared is not None and declared.value is None:
+        return None
+    if setting.default is None:
+        return None if config is None else _declared(config, row, setting.keys, as_number, "a finite number or null")
+    return number_of(config, row, Setting(setting.keys, setting.default))
+
+
+def whole_of(config: ConfigFile | None, row: Architecture, setting: Setting[float]) -> Sourced[int]:
+    """A whole number, not negative, that a setting declares, or its default.
+
+    Raises:
+        DamagedCheckpoint: The config holds something else there.
+    """
+    found = _setting(config, row, setting, _natural, "a whole number, not negative")
+    return Sourced(int(found.value), found.source, found.defaulted)
 
 
 def eps_of(config: ConfigFile | None, row: Architecture, setting: Setting[float]) -> Sourced[float]:
@@ -112,22 +160,49 @@ def scale_of(
     return number_of(config, row, scale)
 
 
+def branch_scale_of(config: ConfigFile | None, row: Architecture, scale: Scale, layers: int) -> Sourced[float]:
+    """The multiplier of a branch.
+
+    Args:
+        config: The config, where there is one.
+        row: The family.
+        scale: The row's `branch_scale`.
+        layers: Number of layers that the tensors show, for a config that does not say.
+
+    Raises:
+        DamagedCheckpoint: The config holds no finite number there.
+    """
+    if isinstance(scale, Setting):
+        return number_of(config, row, scale)
+    depth = None if config is None else size_of(config, row, "layers")
+    number = number_of(config, row, scale.of)
+    value = number.value / math.sqrt((layers if depth is None else depth.value) / scale.over)
+    return Sourced(value, f"{number.source}, over the square root of layers / {scale.over:g}", number.defaulted)
+
+
 def config_faults(config: ConfigFile, row: Architecture) -> tuple[ConfigFault, ...]:
     """Every value that this family reads and that is of the wrong type."""
-    checks: list[Callable[[], object]] = [
-        lambda: tied_of(config, row),
-        lambda: flag_of(config, row, row.feed_forward.bias),
-        lambda: text_of(config, row, row.feed_forward.activation),
-        lambda: number_of(config, row, row.residual_scale),
-        lambda: number_of(config, row, row.branch_scale),
+    numbers = [
+        row.residual_scale,
+        row.branch_scale.of if isinstance(row.branch_scale, OverRootDepth) else row.branch_scale,
     ]
+    numbers.extend([row.embedding_scale] if isinstance(row.embedding_scale, Setting) else [])
+    flags: list[Setting[bool]] = []
+    checks: list[Callable[[], object]] = [lambda: tied_of(config, row)]
+    for network in row.networks:
+        flags.extend(flag for flag in (network.bias, network.down_bias) if flag is not None)
+        numbers.extend(network.gating_parameters.values())
+        numbers.extend(scale for scale in (network.gate_scale, network.down_scale) if scale is not None)
+        checks.append(lambda activation=network.activation: text_of(config, row, activation))
     checks.extend(lambda size=size: size_of(config, row, size) for size in row.sizes)
     checks.extend(lambda norm=norm: eps_of(config, row, norm.eps) for norm in row.norms)
-    numbers = row.feed_forward.gating_parameters.values()
+    checks.extend(lambda flag=flag: flag_of(config, row, flag) for flag in flags)
     checks.extend(lambda setting=setting: number_of(config, row, setting) for setting in numbers)
-    if isinstance(row.embedding_scale, Setting):
-        scale = row.embedding_scale
-        checks.append(lambda: number_of(config, row, scale))
+    checks.extend(
+        lambda setting=setting: _read(config, row, setting)
+        for part in (row.attention, row.logits, *row.routings)
+        for setting in _settings_in(part)
+    )
     faults: dict[str, ConfigFault] = {}
     for check in checks:
         try:
@@ -138,6 +213,24 @@ def config_faults(config: ConfigFile, row: Architecture) -> tuple[ConfigFault, .
     return tuple(faults.values())
 
 
+def _settings_in(part: object) -> Iterator[Setting[Any]]:
+    """Every setting in a part of a row, however deep."""
+    if isinstance(part, Setting):
+        yield cast("Setting[Any]", part)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for field in fields(part):
+            yield from _settings_in(getattr(part, field.name))
+
+
+def _read(config: ConfigFile, row: Architecture, setting: Setting[Any]) -> object:
+    """The value of a setting, read as what its default is."""
+    if isinstance(setting.default, bool):
+        return flag_of(config, row, setting)
+    if isinstance(setting.default, str):
+        return text_of(config, row, setting)
+    return optional_number_of(config, row, setting)
+
+
 def _setting(
     config: ConfigFile | None,
     row: Architecture,
@@ -145,7 +238,12 @@ def _setting(
     convert: Callable[[object], V | None],
     wanted: str,
 ) -> Sourced[V]:
-    declared = None if config is None else _declared(config, row, setting.keys, convert, wanted)
+    def meant(value: object) -> V | None:
+        if setting.meanings is not None and isinstance(value, str | bool) and value in setting.meanings:
+            return setting.meanings[value]
+        return convert(value)
+
+    declared = None if config is None else _declared(config, row, setting.keys, meant, wanted)
     return Sourced(setting.default, _default(row), defaulted=True) if declared is None else declared
 
 
@@ -172,6 +270,10 @@ def _default(row: Architecture) -> str:
 
 def _positive_integer(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
+
+
+def _natural(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 def _text(value: object) -> str | None:

@@ -1,0 +1,203 @@
+"""The Gemma families."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from glassblock.checkpoint.conditions import EveryLayer, FromLayer, LayerKind, Neither, Whole, unless
+from glassblock.checkpoint.families.attention_makers import (
+    ATTENTION_BIAS,
+    BY_QUERY_SCALAR,
+    WINDOW_4096,
+    all_but_every,
+    heads,
+    rotary_under,
+    sliding,
+)
+from glassblock.checkpoint.families.makers import (
+    EPS_6,
+    GELU_TANH,
+    NEVER,
+    PRE_NORMS,
+    SANDWICH_NORMS,
+    TIED,
+    TRUNKS,
+    gated,
+    like,
+    norms,
+    query_key_norms,
+    sizes,
+    source,
+    where,
+)
+from glassblock.checkpoint.family import (
+    Architecture,
+    LogitsRow,
+    Setting,
+    SizeSetting,
+    SquareRoot,
+    Variant,
+)
+from glassblock.numerics.wiring import Placement
+
+GEMMA = Architecture(
+    name="gemma",
+    model_types=("gemma",),
+    architectures=("GemmaForCausalLM", "GemmaModel"),
+    trunks=TRUNKS,
+    layer="layers.{i}.",
+    sizes=sizes(3072, 24576, 28, 16, 256000, kv_heads=16, head_dim=256),
+    feed_forward=gated(Setting(("hidden_act",), "gelu_pytorch_tanh"), NEVER),
+    norms=norms("rms_plus1", EPS_6, *PRE_NORMS),
+    placement=Placement.PRE,
+    embedding="embed_tokens.weight",
+    tied=TIED,
+    embedding_scale=SquareRoot("hidden"),
+    verified="executed",
+    sources=source("gemma"),
+    attention=heads(bias=ATTENTION_BIAS),
+    notes=(
+        "Gains are stored as w and used as 1 + w. GGUF files hold 1 + w already.",
+        "Early configs say hidden_act gelu where the models were trained with the tanh form; what they say is run.",
+    ),
+)
+
+GEMMA2 = like(
+    GEMMA,
+    "gemma2",
+    "Gemma2ForCausalLM",
+    "Gemma2Model",
+    sizes=sizes(2304, 9216, 26, 8, 256000, kv_heads=4, head_dim=256),
+    feed_forward=gated(GELU_TANH, NEVER),
+    norms=norms("rms_plus1", EPS_6, *SANDWICH_NORMS),
+    placement=Placement.SANDWICH,
+    attention=heads(
+        bias=ATTENTION_BIAS,
+        scale=BY_QUERY_SCALAR,
+        softcap=Setting(("attn_logit_softcapping",), 50.0),
+        window=WINDOW_4096,
+        window_in=sliding(unless(EveryLayer(Whole((), 2), shift=1))),
+    ),
+    logits=LogitsRow(softcap=Setting(("final_logit_softcapping",), 30.0)),
+    notes=("post_attention_layernorm is the norm on the attention output, not the one in front of the network.",),
+)
+
+PALIGEMMA = like(
+    GEMMA,
+    "paligemma",
+    "PaliGemmaForConditionalGeneration",
+    "PaliGemmaModel",
+    trunks=TRUNKS[1:],
+    sizes=sizes(2048, 16384, 18, 8, 257152, kv_heads=1, head_dim=256),
+    sources=(*source("paligemma"), *source("gemma"), *source("gemma2")),
+    config_variants=(
+        where(
+            "model_type",
+            equals="gemma2",
+            default="gemma",
+            feed_forward=gated(GELU_TANH, NEVER),
+            norms=norms("rms_plus1", EPS_6, *SANDWICH_NORMS),
+            placement=Placement.SANDWICH,
+        ),
+    ),
+    notes=("Its language model is Gemma or Gemma 2, as text_config says.",),
+)
+
+GEMMA3 = like(
+    GEMMA2,
+    "gemma3",
+    "Gemma3ForCausalLM",
+    "Gemma3TextModel",
+    "Gemma3ForConditionalGeneration",
+    "Gemma3Model",
+    model_types=("gemma3_text", "gemma3"),
+    sizes=sizes(2304, 9216, 26, 8, 262208, kv_heads=4, head_dim=256),
+    norms=(
+        *norms("rms_plus1", EPS_6, *SANDWICH_NORMS),
+        *query_key_norms("rms_plus1", EPS_6, ("head_dim",), ("head_dim",)),
+    ),
+    attention=heads(
+        bias=ATTENTION_BIAS,
+        scale=BY_QUERY_SCALAR,
+        softcap=Setting(("attn_logit_softcapping",), None),
+        window=WINDOW_4096,
+        window_in=sliding(all_but_every("sliding_window_pattern", 6)),
+        rotary=rotary_under("full_attention", 1000000.0, "rope_theta", form="rope_scaling"),
+        windowed_rotary=rotary_under("sliding_attention", 10000.0, "rope_local_base_freq"),
+    ),
+    logits=LogitsRow(softcap=Setting(("final_logit_softcapping",), None)),
+    config_variants=(where("use_bidirectional_attention", equals=True, default=False, attention=None),),
+    notes=(
+        "Gains are stored as w and used as 1 + w. GGUF files hold 1 + w already.",
+        "post_attention_layernorm is the norm on the attention output, not the one in front of the network.",
+    ),
+)
+
+_GEMMA3N_NORMS = (
+    *norms("rms_f32mul_pow", EPS_6, *SANDWICH_NORMS),
+    *query_key_norms("rms_f32mul_pow", EPS_6, ("head_dim",), ("head_dim",)),
+)
+
+GEMMA3N = like(
+    GEMMA2,
+    "gemma3n",
+    "Gemma3nForCausalLM",
+    "Gemma3nTextModel",
+    "Gemma3nForConditionalGeneration",
+    "Gemma3nModel",
+    model_types=("gemma3n_text", "gemma3n"),
+    sizes=MappingProxyType(
+        {
+            **sizes(2048, 16384, 35, 8, 262400, kv_heads=2, head_dim=256),
+            "intermediate": SizeSetting(("intermediate_size.0", "intermediate_size"), 16384),
+        }
+    ),
+    feed_forward=replace(gated(GELU_TANH, NEVER), width=None),
+    norms=_GEMMA3N_NORMS,
+    layer_variants=(
+        Variant(
+            Neither((LayerKind(("activation_sparsity_pattern",), (0, 0.0), FromLayer(Whole((), 10))),)),
+            MappingProxyType({"not_run": "its gate is thinned (activation_sparsity_pattern)"}),
+        ),
+    ),
+    notes=(
+        "Gains are used as stored: no 1 is added, unlike in Gemma 1 to 3.",
+        "What comes after the network's residual add, AltUp and the input of each layer, is no part of the block.",
+    ),
+)
+
+GEMMA4 = like(
+    GEMMA2,
+    "gemma4",
+    "Gemma4ForCausalLM",
+    "Gemma4TextModel",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4Model",
+    model_types=("gemma4_text", "gemma4"),
+    sizes=sizes(2304, 9216, 30, 8, 262144, kv_heads=4, head_dim=256),
+    feed_forward=replace(gated(GELU_TANH, NEVER), width=None),
+    norms=norms("rms_f32mul_pow", EPS_6, *SANDWICH_NORMS),
+    config_variants=(
+        where(
+            "enable_moe_block",
+            equals=True,
+            default=False,
+            not_run="its experts and its dense network run side by side (enable_moe_block)",
+        ),
+    ),
+    notes=(
+        "Gains are used as stored: no 1 is added, unlike in Gemma 1 to 3.",
+        "Layers that reuse keys and values may be twice as wide (use_double_wide_mlp).",
+        "What comes after the network's residual add, layer inputs and layer_scalar, is no part of the block.",
+    ),
+)
+
+
+ROWS = (
+    GEMMA,
+    GEMMA2,
+    PALIGEMMA,
+    GEMMA3,
+    GEMMA3N,
+    GEMMA4,
+)
+"""The rows of this module."""

@@ -1,0 +1,88 @@
+"""Llama with multipliers: Granite and MiniCPM."""
+
+from types import MappingProxyType
+
+from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS, MULTIPLIER, heads, latent_heads, rotary
+from glassblock.checkpoint.families.llama import LLAMA
+from glassblock.checkpoint.families.makers import (
+    EPS_5,
+    NEVER,
+    PRE_NORMS,
+    SILU,
+    TIED,
+    gated,
+    like,
+    norms,
+    sizes,
+)
+from glassblock.checkpoint.family import (
+    LogitsRow,
+    NormRow,
+    OverRootDepth,
+    Ratio,
+    Setting,
+    SizeSetting,
+)
+
+GRANITE = like(
+    LLAMA,
+    "granite",
+    "GraniteForCausalLM",
+    "GraniteModel",
+    sizes=sizes(4096, 11008, 32, 32, 32000, kv_heads=32),
+    branch_scale=Setting(("residual_multiplier",), 1.0),
+    embedding_scale=Setting(("embedding_multiplier",), 1.0),
+    attention=heads(bias=ATTENTION_BIAS, scale=MULTIPLIER),
+    logits=LogitsRow(divisor=Setting(("logits_scaling",), 1.0)),
+)
+
+MINICPM3 = like(
+    LLAMA,
+    "minicpm3",
+    "MiniCPM3ForCausalLM",
+    "MiniCPM3Model",
+    sizes=MappingProxyType(
+        {
+            **sizes(2560, 6400, 62, 40, 73448, kv_heads=40, head_dim=Ratio("rope_head_dim")),
+            "q_rank": SizeSetting(("q_lora_rank",), 768),
+            "kv_rank": SizeSetting(("kv_lora_rank",), 256),
+            "nope_head_dim": SizeSetting(("qk_nope_head_dim",), 64),
+            "rope_head_dim": SizeSetting(("qk_rope_head_dim",), 32),
+            "v_head_dim": SizeSetting(("v_head_dim",), 64),
+        }
+    ),
+    norms=(
+        *norms("rms_llama", EPS_5, *PRE_NORMS),
+        NormRow("q_latent", "self_attn.q_a_layernorm", "rms_llama", Setting((), 1e-6), width=("q_rank",)),
+        NormRow("kv_latent", "self_attn.kv_a_layernorm", "rms_llama", Setting((), 1e-6), width=("kv_rank",)),
+    ),
+    tied=TIED,
+    branch_scale=OverRootDepth(Setting(("scale_depth",), 1.4)),
+    embedding_scale=Setting(("scale_emb",), 12.0),
+    attention=latent_heads(rotary(of="rope_head_dim")),
+    logits=LogitsRow(divisor=Setting(("dim_model_base",), 256.0), divided_by_size="hidden"),
+    notes=("The norms inside attention have 1e-6 whatever rms_norm_eps says.",),
+)
+
+MINICPM = like(
+    LLAMA,
+    "minicpm",
+    "MiniCPMForCausalLM",
+    "MiniCPMModel",
+    feed_forward=gated(SILU, NEVER),
+    tied=TIED,
+    branch_scale=OverRootDepth(Setting(("scale_depth",), 1.0)),
+    embedding_scale=Setting(("scale_emb",), 1.0),
+    verified="source only",
+    sources=("openbmb/MiniCPM-2B-sft-bf16: modeling_minicpm.py, configuration_minicpm.py",),
+    attention=heads(bias=ATTENTION_BIAS),
+    logits=LogitsRow(divisor=Setting(("dim_model_base",), 1.0), divided_by_size="hidden"),
+)
+
+
+ROWS = (
+    GRANITE,
+    MINICPM3,
+    MINICPM,
+)
+"""The rows of this module."""

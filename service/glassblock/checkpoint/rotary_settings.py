@@ -1,0 +1,90 @@
+"""The rotary positions that a config declares: `rope_parameters`, flat or by kind of layer, or the older `rope_scaling`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from glassblock.checkpoint.attention_row import RotaryRow
+from glassblock.checkpoint.config import as_number, find
+from glassblock.checkpoint.family import Architecture
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.settings import number_of, optional_number_of, text_of, whole_of
+from glassblock.errors import DamagedCheckpoint
+from glassblock.numerics.rotary import Arrangement, Rotary
+from glassblock.numerics.rotary_forms import rotary_form_named
+
+
+@dataclass(frozen=True)
+class RotaryParameters:
+    """The parameters of a form as declared.
+
+    Attributes:
+        key: Where they lie in the config; the family's name where they are its own.
+        name: The form.
+        values: All that lies there.
+    """
+
+    key: str
+    name: str
+    values: Mapping[str, object]
+
+    def number(self, name: str) -> float | None:
+        """One of the values, where it is a number."""
+        return as_number(self.values.get(name))
+
+
+def rotary_of(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, width: int) -> Rotary:
+    """How positions turn a head, or the part of one, of that width.
+
+    Raises:
+        InvalidValue: A number is missing, or no rotation can have it.
+        DamagedCheckpoint: The config holds something else than the family has there.
+    """
+    config = checkpoint.config
+    parameters = rotary_parameters(checkpoint, row, rotary)
+    form = rotary_form_named(
+        parameters.name,
+        parameters.values,
+        max_positions=whole_of(config, row, rotary.max_positions).value,
+        field=parameters.key,
+    )
+    counted = None if rotary.dim is None else optional_number_of(config, row, rotary.dim)
+    share = number_of(config, row, rotary.share).value
+    # The proportional form turns a share of the pairs itself.
+    dim = int(counted.value) if counted else width if parameters.name == "proportional" else int(width * share)
+    arrangement = Arrangement(text_of(config, row, rotary.arrangement).value)
+    return Rotary(dim, number_of(config, row, rotary.theta).value, form, arrangement, rotary.precision)
+
+
+def rotary_parameters(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow) -> RotaryParameters:
+    """The form's parameters: those of the first of the row's keys that is there, or else the family's own.
+
+    Raises:
+        DamagedCheckpoint: Something else than an object lies there, or its name is no text.
+    """
+    config = checkpoint.config
+    found = None if config is None else find(config, row, rotary.forms)
+    if config is None or found is None:
+        values, key = dict(rotary.form), f"family {row.name}"
+    elif isinstance(found.value, Mapping):
+        values, key = dict(cast("Mapping[str, object]", found.value)), found.key
+    else:
+        raise DamagedCheckpoint(
+            f"{config.path.name}: {found.key} is {found.value!r:.80}, where an object is expected",
+            file=config.path.name,
+            field=found.key,
+            hint="Correct the config.",
+        )
+    if config is not None and rotary.original_key is not None:
+        original = find(config, row, (rotary.original_key,))
+        if original is not None:
+            values["original_max_position_embeddings"] = original.value
+    name = next((values[name] for name in ("rope_type", "type") if values.get(name) is not None), "default")
+    if not isinstance(name, str):
+        raise DamagedCheckpoint(
+            f"the form of the rotary positions is {name!r:.80}, where a name is expected",
+            file=None if config is None else config.path.name,
+            field=f"{key}.rope_type",
+            hint="Correct the config.",
+        )
+    return RotaryParameters(key, name, values)

@@ -1,0 +1,143 @@
+"""What a given row must be beside well-typed: templates, known arithmetic, norms of its placement, sizes."""
+
+from collections.abc import Mapping
+from string import Formatter
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, MixtureRow, NormRow
+from glassblock.checkpoint.strict_json import shown
+from glassblock.errors import InvalidValue
+from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, GATINGS, LEARNED_ACTIVATIONS
+from glassblock.numerics.norms import NORM_KINDS
+from glassblock.numerics.wiring import Placement
+
+_NORMS_OF: Mapping[Placement, tuple[str, ...]] = MappingProxyType(
+    {
+        Placement.PRE: ("ffn_in",),
+        Placement.PARALLEL: ("ffn_in",),
+        Placement.POST: ("resid_ffn",),
+        Placement.SANDWICH: ("ffn_in", "ffn_out"),
+        Placement.BRANCH_OUTPUT: ("ffn_out",),
+    }
+)
+
+
+def check_row(row: Architecture, *, field: str) -> None:
+    """Refuse a row that cannot be used, though every field has its type.
+
+    Raises:
+        InvalidValue: A template, name, norm or size in it, named by its field.
+    """
+    _check_template(row.layer, f"{field}.layer", needs=frozenset({"i"}))
+    if not row.trunks:
+        refuse(f"{field}.trunks", "is empty", 'Give at least one, such as {"prefix": "model.", "head": null}.')
+    changes = [variant.changes for variant in (*row.config_variants, *row.layer_variants)]
+    networks = _networks(row, changes)
+    for network, name, numbered in networks:
+        _check_network(row, network, f"{field}.{name}", numbered=numbered)
+    if not networks:
+        refuse(field, "has no network", "Give feed_forward, or mixture.")
+    _check_norms(row, [row.norms, *(change.get("norms", ()) for change in changes)], field)
+
+
+def _networks(row: Architecture, changes: list[Mapping[str, Any]]) -> list[tuple[FeedForwardRow, str, bool]]:
+    """Every network of a row and its variants, what to call it, and whether its names number the experts."""
+    dense: list[FeedForwardRow | None] = [row.feed_forward, *(change.get("feed_forward") for change in changes)]
+    found = [(network, "feed_forward", False) for network in dense if network is not None]
+    mixtures: list[MixtureRow | None] = [row.mixture, *(change.get("mixture") for change in changes)]
+    for mixture in (mixture for mixture in mixtures if mixture is not None):
+        found.append((mixture.experts, "mixture.experts", mixture.arrangement == "separate"))
+        if mixture.shared is not None:
+            found.append((mixture.shared, "mixture.shared", False))
+    return found
+
+
+def _check_norms(row: Architecture, groups: list[tuple[NormRow, ...]], field: str) -> None:
+    for place, norm in enumerate(row.norms):
+        where = f"{field}.norms[{place}]"
+        if norm.kind not in NORM_KINDS:
+            refuse(f"{where}.kind", f"is {said(norm.kind)}", "Use a known arithmetic.", known=tuple(NORM_KINDS))
+        if norm.has_bias and not NORM_KINDS[norm.kind].bias:
+            refuse(f"{where}.has_bias", f"is true, and {norm.kind} has no bias", "Choose another kind.")
+        _check_template(norm.template, f"{where}.template", needs=frozenset())
+        _check_sizes(row, norm.width, f"{where}.width")
+    for role in _NORMS_OF[row.placement]:
+        if not any(norm.role == role for group in groups for norm in group):
+            refuse(
+                f"{field}.norms",
+                f"has none in the role {role}, which the placement {row.placement.value} needs",
+                "Add it, or choose another placement.",
+            )
+
+
+def _check_network(row: Architecture, network: FeedForwardRow, field: str, *, numbered: bool) -> None:
+    known = (*ACTIVATIONS, *ACTIVATION_ALIASES, *LEARNED_ACTIVATIONS)
+    if network.activation.default not in known:
+        refuse(f"{field}.activation", f"is {said(network.activation.default)}", "Use a known name.", known=known)
+    if network.gating not in GATINGS:
+        refuse(f"{field}.gating", f"is {said(network.gating)}", "Use a known one.", known=tuple(GATINGS))
+    if set(network.gating_parameters) != set(GATINGS[network.gating].needs):
+        needs = " and ".join(GATINGS[network.gating].needs) or "nothing"
+        refuse(f"{field}.gating_parameters", f"does not give what {network.gating} needs", f"Give {needs}.")
+    if (network.up is None) == (network.fused is None) or (network.fused is not None and network.gate is not None):
+        refuse(field, "needs either `up`, with or without `gate`, or `fused`", "Give one of the two.")
+    if network.fused is not None and sorted(network.fused.order) != ["gate", "up"]:
+        refuse(f"{field}.fused.order", "does not name gate and up", 'Give ["gate", "up"] or ["up", "gate"].')
+    for part in ("gate", "up", "fused", "down"):
+        projection = getattr(network, part)
+        if projection is not None:
+            _check_template(
+                projection.weight, f"{field}.{part}.weight", needs=frozenset({"j"} if numbered else ()), may=numbered
+            )
+    _check_sizes(row, (*(network.width or ()), network.outer), f"{field}.width")
+
+
+def _check_sizes(row: Architecture, sizes: tuple[str, ...], field: str) -> None:
+    variants = (*row.config_variants, *row.layer_variants)
+    known = {
+        size for table in (row.sizes, *(variant.changes.get("sizes", {}) for variant in variants)) for size in table
+    }
+    for size in sizes:
+        if size not in known:
+            refuse(field, f"names {size}, which `sizes` does not have", "Add it to `sizes`: its keys and default.")
+
+
+def _check_template(template: str, field: str, *, needs: frozenset[str], may: bool = False) -> None:
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError:
+        refuse(field, f"is {said(template)}, which has unpaired braces", "Write {i} for the layer's number.")
+    missing = needs - fields
+    if missing:
+        number = "layer" if "i" in missing else "expert"
+        refuse(field, f"is {said(template)}, without {{{min(missing)}}}", f"Write it where the {number}'s number is.")
+    if fields - needs - ({"j"} if may else set()):
+        refuse(field, f"is {said(template)}, with braces that mean nothing here", "Write the name as it is stored.")
+
+
+NAMES: Mapping[type, str] = MappingProxyType(
+    {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+)
+
+
+def kind_of(data: object) -> str:
+    """What a plain value is, in words."""
+    if data is None:
+        return "empty"
+    names = {dict: "an object", list: "a list", **NAMES}
+    return names.get(type(data), "no plain value")
+
+
+def said(data: object) -> str:
+    """A plain value as a message shows it: short ones themselves, others by their kind."""
+    return shown(data) if isinstance(data, str) else f"{data!r:.80}" if isinstance(data, int | float) else kind_of(data)
+
+
+def refuse(field: str, problem: str, hint: str, known: tuple[str, ...] = ()) -> NoReturn:
+    """Refuse a field of a given row.
+
+    Raises:
+        InvalidValue: Always.
+    """
+    raise InvalidValue(f"{field} {problem}", field=field, hint=hint, known=known)

@@ -1,0 +1,222 @@
+"""A row given as data: what it may say, what it is refused for, and that it does what a row of the table does."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.checkpoint.conditions import Declares, FromLayer, Whole, either
+from glassblock.checkpoint.family import OverRootDepth, Ratio, Setting, SizeSetting
+from glassblock.checkpoint.family_file import MAX_DEPTH, MAX_ITEMS, MAX_TEXT, parse_family_row
+from glassblock.checkpoint.layers import layer_tensors, shape_faults
+from glassblock.checkpoint.opened import open_checkpoint
+from glassblock.errors import GlassblockError, InvalidValue, UnknownFamily
+from makers import tiny_checkpoint
+
+NORMS = [
+    {"role": "ffn_in", "template": "ln_2", "kind": "rms_llama", "eps": {"keys": ["eps"], "default": 1e-5}},
+    {"role": "final", "template": "ln_f", "kind": "rms_llama", "eps": 1e-6},
+]
+WHOLE: dict[str, Any] = {
+    "name": "mine",
+    "trunks": [{"prefix": "net.", "head": None}],
+    "layer": "blocks.{i}.",
+    "sizes": {
+        "hidden": {"keys": ["dim"], "default": None},
+        "intermediate": {"keys": [], "default": {"of": "hidden", "times": 4}},
+    },
+    "feed_forward": {
+        "gate": {"weight": "ff.g.weight", "bias": "ff.g.bias"},
+        "up": {"weight": "ff.u.weight", "bias": "ff.u.bias"},
+        "down": {"weight": "ff.d.weight", "bias": "ff.d.bias"},
+        "activation": "silu",
+        "bias": False,
+    },
+    "norms": NORMS,
+    "placement": "pre",
+    "embedding": "emb.weight",
+    "tied": {"keys": ["tied"], "default": True},
+}
+
+
+def test_a_whole_row_is_read() -> None:
+    row = parse_family_row(WHOLE)
+    assert row.layer == "blocks.{i}."
+    assert row.feed_forward.activation == Setting((), "silu")
+    assert row.sizes["intermediate"] == SizeSetting((), Ratio("hidden", times=4))
+    assert row.norm("ffn_in").eps == Setting(("eps",), 1e-5)
+    assert row.norm("final").eps == Setting((), 1e-6)
+    assert row.verified == "source only"
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_like_a_family_is_that_family(family: str) -> None:
+    like, row = parse_family_row({"like": family, "name": family}), ARCHITECTURES[family]
+    same = {"model_types": (), "architectures": (), "verified": "source only", "sources": (f"like {family}",)}
+    assert like == replace(row, **same)
+
+
+def test_only_the_differences_are_said() -> None:
+    row = parse_family_row(
+        {
+            "like": "llama",
+            "feed_forward": {"activation": {"keys": ["act"], "default": "gelu", "meanings": {"g": "gelu_tanh"}}},
+            "branch_scale": {"of": 1, "over": 2},
+            "layer_variants": [
+                {
+                    "when": {"if": "every", "of": [{"if": "from-layer", "first": {"keys": ["dense"], "default": 1}}]},
+                    "changes": {"feed_forward": None},
+                }
+            ],
+        }
+    )
+    llama = ARCHITECTURES["llama"]
+    assert row.name == "like llama"
+    assert row.feed_forward == replace(llama.feed_forward, activation=Setting(("act",), "gelu", {"g": "gelu_tanh"}))
+    assert row.branch_scale == OverRootDepth(Setting((), 1.0), 2.0)
+    assert row.layer_variants[0].when.of == (FromLayer(Whole(("dense",), 1)),)
+    assert row.layer_variants[0].changes == {"feed_forward": None}
+
+
+def test_toml_says_the_same() -> None:
+    text = """
+    like = "llama"
+    name = "mine"
+    [feed_forward]
+    activation = "gelu"
+    [feed_forward.gate]
+    weight = "mlp.w1.weight"
+    bias = "mlp.w1.bias"
+    """
+    row = parse_family_row(tomllib.loads(text))
+    assert row.feed_forward.gate.weight == "mlp.w1.weight"
+    assert row.feed_forward.up == ARCHITECTURES["llama"].feed_forward.up
+
+
+def test_a_flag_has_meanings_by_its_words() -> None:
+    setting = {"keys": ["swiglu"], "default": "relu", "meanings": {"true": "silu", "false": "gelu"}}
+    row = parse_family_row({"like": "llama", "feed_forward": {"activation": setting}})
+    assert row.feed_forward.activation.meanings == {True: "silu", False: "gelu"}
+
+
+HOLDS = {"if": "holds", "name": "a"}
+REFUSED: list[tuple[object, str, str]] = [
+    (5, "family_row", "is a whole number, and a row is an object"),
+    ([], "family_row", "is a list"),
+    ({}, "family_row.name", "is missing: a row needs it"),
+    ({"like": 3}, "family_row.like", "is a whole number"),
+    ({"like": "llama", "feedforward": {}}, "family_row.feedforward", "is no field of a row"),
+    ({"like": "llama", "verified": "executed"}, "family_row.verified", "is no field of a given row"),
+    ({"like": "llama", "layer": "layers."}, "family_row.layer", "without {i}"),
+    ({"like": "llama", "layer": "layers.{i.}"}, "family_row.layer", "without {i}"),
+    ({"like": "llama", "layer": "layers.{i}.{k}."}, "family_row.layer", "braces that mean nothing here"),
+    ({"like": "llama", "layer": "layers.{i"}, "family_row.layer", "unpaired braces"),
+    ({"like": "llama", "trunks": []}, "family_row.trunks", "is empty"),
+    ({"like": "llama", "trunks": {"prefix": "a"}}, "family_row.trunks", "is an object"),
+    ({"like": "llama", "trunks": [{"prefix": 1, "head": None}]}, "family_row.trunks[0].prefix", "is 1"),
+    ({"like": "llama", "tied": "yes"}, "family_row.tied.default", 'is "yes"'),
+    ({"like": "llama", "placement": "before"}, "family_row.placement", 'is "before"'),
+    ({"like": "llama", "placement": "sandwich"}, "family_row.norms", "none in the role ffn_out"),
+    ({"like": "llama", "norms": NORMS[1:]}, "family_row.norms", "none in the role ffn_in"),
+    ({"like": "llama", "norms": [NORMS[0] | {"role": "ffn"}]}, "family_row.norms[0].role", 'is "ffn"'),
+    ({"like": "llama", "norms": [NORMS[0] | {"kind": "rms"}]}, "family_row.norms[0].kind", 'is "rms"'),
+    ({"like": "llama", "norms": [NORMS[0] | {"has_bias": True}]}, "family_row.norms[0].has_bias", "has no bias"),
+    ({"like": "llama", "sizes": {"width": {"keys": [], "default": 1}}}, "family_row.sizes.width", 'is "width"'),
+    ({"like": "llama", "feed_forward": {"activation": "silly"}}, "family_row.feed_forward.activation", 'is "silly"'),
+    ({"like": "llama", "feed_forward": {"up": None}}, "family_row.feed_forward", "needs either `up`"),
+    ({"like": "llama", "feed_forward": {"gating": "swiglu_oai"}}, "family_row.feed_forward.gating_parameters", "not"),
+    ({"like": "llama", "feed_forward": {"width": ["shared_width"]}}, "family_row.feed_forward.width", "shared_width"),
+    ({"like": "mixtral", "mixture": {"experts": {"down": {"weight": "w2", "bias": "b"}}}}, "", "without {j}"),
+    ({"like": "llama", "feed_forward": None}, "family_row", "has no network"),
+    ({"like": "llama", "embedding_scale": {"off": 3}}, "family_row.embedding_scale", "has the fields off"),
+    ({"like": "llama", "layer_variants": [{"when": {"if": "always"}, "changes": {}}]}, "", 'has "always" under `if`'),
+    ({"like": "llama", "layer_variants": [{"when": "x", "changes": {}}]}, "", 'is "x"'),
+    (
+        {"like": "llama", "layer_variants": [{"when": {"if": "holds", "name": "a"}, "changes": {"name": "b"}}]},
+        "",
+        "can",
+    ),
+    ({"like": "llama", "layer_variants": [{"when": {"if": "holds", "name": "a"}, "changes": 3}]}, "", "is 3"),
+    ({"like": "llama", "notes": ["x" * (MAX_TEXT + 1)]}, "family_row", "characters"),
+    ({"like": "llama", "notes": ["x"] * (MAX_ITEMS + 1)}, "family_row", "larger than"),
+    ({"like": "llama", "not_run": float("nan")}, "family_row.not_run", "is nan"),
+]
+
+
+@pytest.mark.parametrize(("data", "field", "words"), REFUSED)
+def test_what_is_no_row_is_refused_by_name(data: object, field: str, words: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parse_family_row(data)
+    assert words in refused.value.message
+    assert refused.value.hint
+    assert (refused.value.field or "").startswith(field or "family_row.")
+    assert len(refused.value.message) < 500
+
+
+def test_deep_data_are_refused_before_they_are_read() -> None:
+    deep: object = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidValue, match=f"deeper than {MAX_DEPTH} levels"):
+        parse_family_row({"like": "llama", "notes": deep})
+
+
+def test_a_near_name_is_offered() -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parse_family_row({"like": "llama", "feed_forwrad": {}})
+    assert refused.value.hint == "Did you mean feed_forward?"
+    with pytest.raises(UnknownFamily):
+        parse_family_row({"like": "lama"})
+
+
+def test_any_single_field_of_the_wrong_kind_is_refused_and_never_a_crash() -> None:
+    wrong: tuple[object, ...] = (None, True, -1, 1.5, "", "x", [], [None], {}, {"x": 1}, [[["a"]]])
+    for name in WHOLE:
+        for value in wrong:
+            assert refusal(WHOLE | {name: value}).startswith("family_row")
+
+
+def refusal(data: dict[str, object]) -> str:
+    """What is said of `data`; of a row that can be used, its name in a sentence."""
+    try:
+        row = parse_family_row(data)
+    except GlassblockError as refused:
+        return refused.message
+    return f"family_row can be used: {row.name}"
+
+
+def test_a_given_row_opens_a_checkpoint_and_is_named(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    (tmp_path / "config.json").unlink()
+    row = parse_family_row({"like": "llama", "name": "mine"})
+    checkpoint = open_checkpoint(tmp_path, family=row)
+    assert checkpoint.require_usable().name == "mine"
+    assert shape_faults(checkpoint) == ()
+    assert layer_tensors(checkpoint, 1).dense is not None
+    assert "The family mine was asked for, not read from a config." in checkpoint.notes
+
+
+def test_a_variant_of_the_config_is_applied(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"act": "new"}))
+    variant = {
+        "when": {"if": "declares", "keys": ["act"], "values": ["new"]},
+        "changes": {"not_run": "it is new"},
+    }
+    row = parse_family_row({"like": "llama", "config_variants": [variant]})
+    assert row.config_variants[0].when == Declares(("act",), ("new",))
+    assert open_checkpoint(tmp_path, family=row).family.not_run == "it is new"
+    assert either(Declares(("act",), ("new",))).of
+
+
+def test_the_samples_of_the_document_are_rows() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "adding-a-family.md").read_text()
+    samples = {kind: text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("toml", "json")}
+    named = parse_family_row(tomllib.loads(samples["toml"]))
+    assert named.feed_forward.down.weight == "mlp.w2.weight"
+    assert named.branch_scale == Setting(("residual_multiplier",), 1.0)
+    assert parse_family_row(json.loads(samples["json"])).layer_variants

@@ -16,12 +16,15 @@ import pytest
 import torch
 import transformers
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_MODEL_TYPE
+from glassblock.checkpoint.config import ConfigFile, find
 from glassblock.checkpoint.family import Architecture, Setting
 from glassblock.checkpoint.layer_loading import load_layer
 from glassblock.checkpoint.layers import shape_faults
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.settings import flag_of, optional_number_of, text_of
 from glassblock.checkpoint.text_states import embedded, entering_states, layer_count, logit_parts, token_log_likelihoods
+from glassblock.checkpoint.variants import row_for
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.watching import ComputationCancelled, Watch
 from reference_models import Case, small_config
@@ -68,11 +71,26 @@ MORE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("llama", {"max_position_embeddings": 8, "rope_parameters": {"rope_theta": 5000.0, **FORMS["dynamic"]}}),
     ("phi3", {"rope_parameters": LONGROPE}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
-    ("gemma3_text", {"rope_parameters": {name: {"rope_type": "default", "rope_theta": t} for name, t in (
-        ("sliding_attention", 50.0), ("full_attention", 700.0))}, "layer_types": PATTERN, "sliding_window": WINDOW}),
+    (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                name: {"rope_type": "default", "rope_theta": t}
+                for name, t in (("sliding_attention", 50.0), ("full_attention", 700.0))
+            },
+            "layer_types": PATTERN,
+            "sliding_window": WINDOW,
+        },
+    ),
     ("smollm3", {"no_rope_layers": [0, 1]}),
-    ("smollm3", {"no_rope_layers": [0, 1], "layer_types": PATTERN, "use_sliding_window": True, "sliding_window": WINDOW}),
-    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "rope_parameters": DEEP_YARN}),
+    (
+        "smollm3",
+        {"no_rope_layers": [0, 1], "layer_types": PATTERN, "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
+    (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "rope_parameters": DEEP_YARN},
+    ),
     ("deepseek_v2", {"q_lora_rank": None}),
     ("deepseek_v3", {"n_group": 2, "topk_group": 1, "rope_parameters": DEEP_YARN}),
     ("deepseek_v3", {"q_lora_rank": None, "n_group": 2, "topk_group": 1}),
@@ -109,11 +127,18 @@ def all_cases() -> Iterator[Case]:
         yield Case(model_type, needed)
         if model_type != next(name for name in row.model_types if built(name)):
             continue
-        flags = {setting.keys[0]: setting.default for setting in flags_in((row.attention, row.logits, *row.routings))}
+        settings = settings_in((row.attention, row.logits, *row.routings))
+        flags = {setting.keys[0]: setting.default for setting in settings if isinstance(setting.default, bool)}
         for key, default in flags.items():
             if isinstance(known.get(key), bool):
                 yield Case(model_type, (*needed, (key, not default)))
-        for flag in ("use_qk_norm", "qk_layernorm", "use_parallel_residual", "parallel_attn", "new_decoder_architecture"):
+        for flag in (
+            "use_qk_norm",
+            "qk_layernorm",
+            "use_parallel_residual",
+            "parallel_attn",
+            "new_decoder_architecture",
+        ):
             if flag in known:
                 yield Case(model_type, (*needed, (flag, not known[flag])))
         if "sliding_window" in known:
@@ -137,16 +162,15 @@ def class_for(config: Any) -> Any:
 AUTO = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
 
 
-def flags_in(part: object) -> Iterator[Setting[Any]]:
+def settings_in(part: object) -> Iterator[Setting[Any]]:
     if isinstance(part, Setting):
-        if part.keys and isinstance(part.default, bool):
-            yield part
+        yield from [part] if part.keys else []
     elif isinstance(part, tuple):
         for each in part:
-            yield from flags_in(each)
+            yield from settings_in(each)
     elif is_dataclass(part) and not isinstance(part, type):
         for field in fields(part):
-            yield from flags_in(getattr(part, field.name))
+            yield from settings_in(getattr(part, field.name))
 
 
 def named(case: Case) -> str:
@@ -192,6 +216,31 @@ def test_logits_are_the_models(case: Case, tmp_path: Path) -> None:
     assert ours.dtype == torch.float32
     assert float(theirs.abs().max()) > 0.1  # small logits would hide a wrong one
     assert float((ours - theirs).abs().max()) <= TOLERANCE
+
+
+# How long a model was made for matters to the forms alone, and a config with a form states it.
+LENGTHS = frozenset({"max_position_embeddings", "n_positions", "max_seq_len"})
+BUILT = tuple(name for name, row in sorted(BY_MODEL_TYPE.items()) if row.attention is not None and built(name))
+
+
+@pytest.mark.parametrize("model_type", BUILT)
+def test_defaults_are_those_of_the_configuration_class(model_type: str) -> None:
+    silent = ConfigFile(Path("config.json"), {"model_type": model_type})
+    told = ConfigFile(Path("config.json"), transformers.CONFIG_MAPPING[model_type]().to_dict())
+    row = row_for(BY_MODEL_TYPE[model_type], told)
+    for setting in settings_in((row.attention, row.logits, *row.routings)):
+        if find(told, row, setting.keys) is None or setting.keys[0] in LENGTHS:
+            continue
+        if isinstance(setting.default, bool):
+            ours, theirs = (flag_of(config, row, setting) for config in (silent, told))
+        elif isinstance(setting.default, str):
+            ours, theirs = (text_of(config, row, setting) for config in (silent, told))
+        else:
+            ours, theirs = (optional_number_of(config, row, setting) for config in (silent, told))
+        unused = (
+            setting.keys == ("sliding_window",) and theirs is not None and theirs.value == 0
+        )  # Qwen2-MoE's no window
+        assert unused or (ours and ours.value) == (theirs and theirs.value), setting.keys
 
 
 FAMILIES = (
@@ -507,5 +556,3 @@ def test_rows_without_attention_say_so(tmp_path: Path) -> None:
     tiny(transformers.BloomConfig(**config)).save_pretrained(tmp_path)
     with pytest.raises(FamilyMismatch, match="the attention of the family bloom is not read here"):
         load_layer(open_checkpoint(tmp_path), 0, "cpu", ReadMeter())
-
-

@@ -205,18 +205,58 @@ def test_tensors_that_were_never_gathered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tensors",
+    "codes", [torch.zeros(48, 112).to(torch.float8_e4m3fn), torch.zeros(48 * 112 // 2, 1, dtype=torch.uint8)]
+)
+def test_quantised_weights_without_any_scale_are_said_to_be_so(tmp_path: Path, codes: Tensor) -> None:
+    fault = only(opened("llama", tmp_path, tensors={DOWN: codes}))
+    assert (fault.kind, fault.rule) == ("quantised", None)
+    assert "with no scale beside it that is known" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("codes", "absent", "tensor"),
     [
-        {DOWN: torch.zeros(48, 112).to(torch.float8_e4m3fn)},
-        {DOWN: torch.zeros(48 * 112 // 2, 1, dtype=torch.uint8)},
-        {DOWN: None, DOWN.replace("weight", "qweight"): torch.zeros(14, 48, dtype=torch.int32)},
-        {DOWN: None, DOWN.replace("weight", "weight_packed"): torch.zeros(48, 14, dtype=torch.int32)},
+        ("qweight", "qzeros", torch.zeros(14, 48, dtype=torch.int32)),
+        ("weight_packed", "weight_scale", torch.zeros(48, 14, dtype=torch.int32)),
     ],
 )
-def test_quantised_weights_are_said_to_be_so(tmp_path: Path, tensors: dict[str, Tensor | None]) -> None:
-    fault = only(opened("llama", tmp_path, tensors=tensors))
-    assert (fault.kind, fault.rule) == ("quantised", None)
-    assert "quantised weights are not read yet" in fault.message
+def test_a_form_that_lacks_a_part_names_it(tmp_path: Path, codes: str, absent: str, tensor: Tensor) -> None:
+    fault = only(opened("llama", tmp_path, tensors={DOWN: None, DOWN.replace("weight", codes): tensor}))
+    assert (fault.kind, fault.rule) == ("scale-missing", "quant/scale-missing")
+    assert fault.tensor == DOWN.replace("weight", absent)
+    assert "cannot be read without it" in fault.message
+
+
+def test_a_scale_of_another_grid_is_one_that_is_missing(tmp_path: Path) -> None:
+    codes = torch.ones(48, 112).to(torch.float8_e4m3fn)
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}}
+    tensors = {DOWN: codes, f"{DOWN}_scale_inv": torch.ones(7, 3)}
+    fault = only(opened("llama", tmp_path, tensors=tensors, config=config))
+    assert (fault.kind, fault.tensor) == ("scale-missing", f"{DOWN}_scale_inv")
+    assert "where [3, 7] is expected" in fault.message
+
+
+def _mixtral(tmp_path: Path, *absent: int, **config: object) -> tuple[str | None, ...]:
+    """The rules of what is wrong with a mixtral of four experts in layer 1 that lacks some."""
+    prefix = "model.layers.1.block_sparse_moe.experts."
+    gone = {f"{prefix}{expert}.{part}.weight": None for expert in absent for part in ("w1", "w2", "w3")}
+    checkpoint = opened("mixtral", tmp_path, tensors=gone, config=config)
+    return tuple(fault.rule for fault in shape_faults(checkpoint))
+
+
+def test_an_expert_without_any_tensor_is_one_fault(tmp_path: Path) -> None:
+    assert _mixtral(tmp_path / "one", 2) == ("moe/experts-missing",)
+    assert _mixtral(tmp_path / "all", 0, 1, 2, 3) == ("moe/experts-missing",)
+
+
+def test_a_config_that_counts_more_experts_than_the_router_is_wrong_about_a_shape(tmp_path: Path) -> None:
+    assert set(_mixtral(tmp_path, num_local_experts=6)) == {"config/shape"}
+
+
+def test_an_expert_that_is_there_in_part_lacks_tensors(tmp_path: Path) -> None:
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    fault = only(opened("mixtral", tmp_path, tensors={name: None}))
+    assert (fault.rule, fault.tensor) == ("ffn/missing-tensor", name)
 
 
 def test_what_an_index_fault_explains_is_not_told_twice(tmp_path: Path) -> None:

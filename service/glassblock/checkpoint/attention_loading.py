@@ -1,6 +1,7 @@
 """Loading the attention of one layer: its tensors and its arithmetic, as the family's row and the config mean them."""
 
 from math import isfinite
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -111,9 +112,14 @@ def _heads(loaded: _Loaded, row: AttentionRow) -> Attention:
     softcap, clip = (optional_number_of(config, family, setting) for setting in (row.softcap, row.clip))
     rotary = row.windowed_rotary if window is not None and row.windowed_rotary is not None else row.rotary
     turned = rotary is not None and holds_in(row.turned_in, family, config, layer, prefix=prefix)
-    projections = _projections(loaded, row, heads, kv_heads, head_dim)
+    (query, key, value), biases = _projections(loaded, row, heads, kv_heads, head_dim)
     return Attention(
-        **projections,
+        query,
+        key,
+        value,
+        query_bias=biases[0],
+        key_bias=biases[1],
+        value_bias=biases[2],
         output=loaded.weight("output", row.layout),
         output_bias=loaded.bias("output"),
         heads=heads,
@@ -135,19 +141,14 @@ def _heads(loaded: _Loaded, row: AttentionRow) -> Attention:
 
 def _projections(
     loaded: _Loaded, row: AttentionRow, heads: int, kv_heads: int, head_dim: int
-) -> dict[str, Tensor | None]:
-    """The projections to queries, keys and values, with their biases."""
+) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """The weights of queries, keys and values, and their biases."""
     names = ("query", "key", "value")
     if row.fused is None:
-        weights = [loaded.weight(name, row.layout) for name in names]
-        biases = [loaded.bias(name) for name in names]
-    else:
-        weights = list(split_heads_of(loaded.weight("fused", row.layout), row.fused, heads, kv_heads, head_dim))
-        bias = loaded.bias("fused")
-        biases = [None] * 3 if bias is None else list(split_heads_of(bias, row.fused, heads, kv_heads, head_dim))
-    return dict(zip(names, weights, strict=True)) | {
-        f"{name}_bias": bias for name, bias in zip(names, biases, strict=True)
-    }
+        return tuple(loaded.weight(name, row.layout) for name in names), tuple(loaded.bias(name) for name in names)
+    bias = loaded.bias("fused")
+    biases = (None, None, None) if bias is None else split_heads_of(bias, row.fused, heads, kv_heads, head_dim)
+    return split_heads_of(loaded.weight("fused", row.layout), row.fused, heads, kv_heads, head_dim), biases
 
 
 def split_heads_of(
@@ -155,9 +156,9 @@ def split_heads_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values out of a fused weight `[(heads + 2 kv_heads) head_dim, d]`, or out of its bias."""
     if row.arrangement == "blocks":
-        query, key, value = fused.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim])
-        return query, key, value
-    groups = fused.unflatten(0, (kv_heads, heads // kv_heads + 2, head_dim))
+        rows = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        return cast("tuple[Tensor, Tensor, Tensor]", fused.split(rows))
+    groups = cast("Tensor", fused.unflatten(0, (kv_heads, heads // kv_heads + 2, head_dim)))
     return groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)
 
 
@@ -220,4 +221,3 @@ def _whole(value: float, source: str) -> int:
 
 def _config_name(checkpoint: Checkpoint) -> str | None:
     return None if checkpoint.config is None else checkpoint.config.path.name
-

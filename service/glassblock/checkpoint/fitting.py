@@ -16,7 +16,15 @@ from glassblock.checkpoint.stored_entries import StoredEntry, weight_entry
 from glassblock.checkpoint.stored_weights import PLAIN_CODES
 
 LayerFaultKind = Literal[
-    "shape", "missing-tensor", "missing-bias", "missing-norm", "final-missing", "empty", "quantised"
+    "shape",
+    "missing-tensor",
+    "missing-bias",
+    "missing-norm",
+    "final-missing",
+    "empty",
+    "experts-missing",
+    "scale-missing",
+    "quantised",
 ]
 
 FLOAT_CODES = PLAIN_CODES
@@ -30,6 +38,8 @@ _RULES: Mapping[LayerFaultKind, str | None] = MappingProxyType(
         "missing-norm": "norm/role",
         "final-missing": "norm/final-missing",
         "empty": "tensor/empty",
+        "experts-missing": "moe/experts-missing",
+        "scale-missing": "quant/scale-missing",
         "quantised": None,
     }
 )
@@ -212,7 +222,9 @@ def _length(axis: Axis, sizes: Sizes) -> int | None:
 def _unread(checkpoint: Checkpoint, item: Wanted, fault: StorageFault | None, layer: int | None) -> LayerFault | None:
     """The fault of a tensor that is absent, or a weight whose stored form cannot be read."""
     if fault is not None:
-        kind = "empty" if fault.kind == "empty" else "quantised"
+        kind: LayerFaultKind = "empty" if fault.kind == "empty" else "quantised"
+        if fault.kind == "scale-missing" or (fault.kind == "misfit" and fault.tensor != fault.entry.name):
+            kind = "scale-missing"
         return LayerFault(kind, layer, fault.tensor, fault.entry.file, fault.message, fault.hint)
     return None if item.optional else _missing(checkpoint, item, layer)
 

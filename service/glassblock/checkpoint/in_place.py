@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 from glassblock.checkpoint.container import MAX_HEADER_BYTES
 from glassblock.checkpoint.files import read_whole
+from glassblock.checkpoint.index import is_plain_name
 from glassblock.checkpoint.patches import Draft
 from glassblock.checkpoint.writing import BACKUP_MARK, refuse_link, write_all
 from glassblock.errors import DamagedCheckpoint, InvalidValue
@@ -98,7 +99,8 @@ def undo_interrupted(directory: Path) -> tuple[str, ...]:
         raise DamagedCheckpoint(
             f"{JOURNAL} cannot be read", file=JOURNAL, hint=f"Look at the files named *{BACKUP_MARK}."
         )
-    kinds = {name: kind for name, kind in cast("dict[str, _Kind]", value).items() if "/" not in name and name != ".."}
+    told = cast("dict[str, _Kind]", value)
+    kinds: dict[str, _Kind] = {name: kind for name, kind in told.items() if is_plain_name(name)}
     _undo(directory, kinds, begun=True)
     return tuple(kinds)
 

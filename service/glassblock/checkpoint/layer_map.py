@@ -202,10 +202,10 @@ def _resolved(
     parts = tuple(attention_parts(checkpoint, row, prefix))
     attended, more = _look_up(checkpoint, parts, sizes, layer)
     undeclared = tuple(
-        checkpoint.entries[item.name]
-        for item in (*wanted, *parts)
-        if not item.declared and item.name in checkpoint.entries
+        checkpoint.entries[item.name] for item in wanted if not item.declared and item.name in checkpoint.entries
     )
+    if row.mixture is not None:
+        faults = _experts_missing(checkpoint, row.mixture, faults, found, layer)
     network = row.feed_forward or row.network
     tensors = LayerTensors(
         layer=layer,
@@ -224,6 +224,57 @@ def _resolved(
         attention=None if row.attention is None else attention_tensors_of(row.attention, attended),
     )
     return tensors, faults, more
+
+
+def _experts_missing(
+    checkpoint: Checkpoint,
+    row: MixtureRow,
+    faults: tuple[LayerFault, ...],
+    found: Mapping[tuple[str, str], TensorEntry],
+    layer: int,
+) -> tuple[LayerFault, ...]:
+    """The faults, with those of experts none of whose tensors is there told as one.
+
+    Where the router has a row for each expert that is there, it is the config that counts more, which its shape tells.
+    """
+    missing = {fault.tensor for fault in faults if fault.kind in {"missing-tensor", "missing-bias"}}
+    if row.arrangement != "separate" or not missing:
+        return faults
+    prefix, experts = layer_prefix(checkpoint, layer), row.experts
+    parts = [part for part in (experts.gate, experts.up, experts.fused, experts.down) if part is not None]
+    present = {int(place.partition(".")[0]) for place, _ in found if place[:1].isdecimal()}
+    owners = {
+        full: number
+        for number in range(max(present, default=-1) + 1 + len(missing))
+        if number not in present
+        for part in parts
+        for name in (part.weight, part.bias)
+        if (full := prefix + name.replace("{j}", str(number))) in missing
+    }
+    if not owners:
+        return faults
+    absent = sorted(set(owners.values()))
+    kept = tuple(fault for fault in faults if fault.tensor not in owners)
+    router = found.get(("router", "weight"))
+    rows = None if router is None or len(router.shape) != 2 else router.shape[row.router_layout == "in_out"]
+    if rows is not None and not row.idle and present == set(range(rows)):
+        return kept
+    told = f"expert {absent[0]} has" if len(absent) == 1 else f"experts {_ranges(absent)} have"
+    routed = "" if rows is None else f"; the router has a row for each of {rows}"
+    first = next(fault for fault in faults if owners.get(fault.tensor) == absent[0])
+    message = f"layer {layer}: {told} no tensor in any file, {len(present)} others have{routed}"
+    return (*kept, LayerFault("experts-missing", layer, first.tensor, checkpoint.path, message, first.hint))
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0 to 3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def row_at(checkpoint: Checkpoint, layer: int) -> Architecture:
@@ -402,6 +453,9 @@ def _expert_count(checkpoint: Checkpoint, row: MixtureRow, prefix: str, sizes: S
     declared = sizes.of(row.count)
     if declared is not None:
         return min(declared.value, MAX_EXPERTS)
+    router = checkpoint.entries.get(prefix + row.router.weight)
+    if router is not None and len(router.shape) == 2 and not row.idle:
+        return min(router.shape[row.router_layout == "in_out"], MAX_EXPERTS)
     template = prefix + row.experts.down.weight
     return next(j for j in range(MAX_EXPERTS) if template.replace("{j}", str(j)) not in checkpoint.entries)
 
@@ -432,7 +486,7 @@ def _network_tensors(
             axes = (Axis(None if inside is None else (stack.count, *inside), times=axes[0].times), axes[1])
         place = f"{network}.{part}"
         weight, bias_name = (prefix + name.replace("{j}", network) for name in (projection.weight, projection.bias))
-        yield Wanted(place, "weight", weight, axes, layout=layout)
+        yield Wanted(place, "weight", weight, axes, layout="out_in" if layout == "out_in" else "in_out")
         yield Wanted(place, "bias", bias_name, bias, declared=declared)
     for parameter, name in row.activation_tensors.items():
         yield Wanted(f"{network}.{parameter}", "activation", prefix + name.replace("{j}", network), None)

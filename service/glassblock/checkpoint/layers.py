@@ -291,7 +291,7 @@ def embedding_rows(
     *,
     dtype: torch.dtype | None = None,
 ) -> EmbeddingRows:
-    """The embedding of the given tokens, times the family's multiplier and normed where it is; only their rows are read.
+    """Embedding rows of tokens, times the family's multiplier and normed where it is; only their rows are read.
 
     Args:
         checkpoint: The checkpoint.
@@ -336,7 +336,8 @@ def _scaled(
     if isinstance(row.embedding_scale, SquareRoot) and row.embedding_scale.rounded:
         # As the models do: the multiplier is rounded to the weights' dtype before it multiplies.
         rounded = torch.tensor(multiplier.value, dtype=x.dtype, device=x.device)
-        return x * rounded, Sourced(float(rounded), f"{multiplier.source}, rounded to {entry.dtype if x.dtype is torch_dtype(entry) else x.dtype}")
+        to = entry.dtype if x.dtype is torch_dtype(entry) else str(x.dtype).removeprefix("torch.")
+        return x * rounded, Sourced(float(rounded), f"{multiplier.source}, rounded to {to}")
     return x * multiplier.value, multiplier
 
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from glassblock.checkpoint.layer_map import LayerTensors
-from glassblock.checkpoint.layers import feed_forward_of, out_in, runnable, wiring_of
 from glassblock.checkpoint.family import Architecture, RoutingRow
 from glassblock.checkpoint.fitting import Sizes
+from glassblock.checkpoint.layer_map import LayerTensors
+from glassblock.checkpoint.layers import feed_forward_of, out_in, runnable, wiring_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.settings import flag_of, number_of, optional_number_of, text_of, whole_of
@@ -17,9 +17,7 @@ from glassblock.numerics.routing import Routing, Scoring
 from glassblock.numerics.wiring import Wiring
 
 
-def mixture_of(
-    checkpoint: Checkpoint, tensors: LayerTensors, device: torch.device | str, meter: ReadMeter
-) -> Mixture:
+def mixture_of(checkpoint: Checkpoint, tensors: LayerTensors, device: torch.device | str, meter: ReadMeter) -> Mixture:
     """A layer's mixture, in the file's dtypes. An expert is read when it is asked for, and is not kept.
 
     Args:
@@ -53,9 +51,7 @@ def mixture_of(
             routing=routing_of(checkpoint, tensors.row, row.routing),
             router_bias=small.get("bias"),
             correction=small["correction"].flatten() if "correction" in small else None,
-            shared=None
-            if row.shared is None
-            else feed_forward_of(checkpoint, tensors, device, meter, expert="shared"),
+            shared=None if row.shared is None else feed_forward_of(checkpoint, tensors, device, meter, expert="shared"),
             shared_gate=small.get("shared_gate"),
         )
     except InvalidValue as error:

@@ -1,4 +1,4 @@
-"""The rotary positions that a config declares: `rope_parameters`, flat or by kind of layer, or the older `rope_scaling`."""
+"""The rotary positions a config declares: `rope_parameters`, flat or by kind of layer, or the older `rope_scaling`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ one layer, and every byte of the layers below is read once.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ from glassblock.checkpoint.reading import ReadMeter, read_rows, read_tensor, tor
 from glassblock.checkpoint.settings import flag_of, number_of, optional_number_of, size_of, tied_of
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET
-from glassblock.numerics.layer import Layer, layer_dtype, run_layer
+from glassblock.numerics.layer import Layer, layer_output
 from glassblock.numerics.likelihood import log_likelihood, logit_chunks
 from glassblock.numerics.watching import UNWATCHED, Watch
 
@@ -97,7 +98,7 @@ def embedded(
         DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
     """
     row = checkpoint.require_usable()
-    flat = token_ids.reshape(-1).tolist()
+    flat = cast("list[int]", token_ids.reshape(-1).tolist())
     entry = embedding_entry(checkpoint)
     wide = None if entry is None else torch.promote_types(torch_dtype(entry), torch.float32)
     rows = embedding_rows(checkpoint, flat, device, meter, dtype=dtype or wide).x
@@ -155,9 +156,7 @@ def token_log_likelihoods(
     """
     count = layer_count(checkpoint)
     require_head(checkpoint)
-    states = entering_states(
-        checkpoint, token_ids, count, device, meter, dtype=dtype, load=load, watch=watch
-    )
+    states = entering_states(checkpoint, token_ids, count, device, meter, dtype=dtype, load=load, watch=watch)
     watch.at(count, count + 1, "the head")
     return log_likelihood(logit_parts(checkpoint, states, meter, dtype=dtype), token_ids.to(states.device))
 
@@ -225,13 +224,9 @@ def layer_count(checkpoint: Checkpoint) -> int:
     return checkpoint.layers if declared is None else declared.value
 
 
-def _through(
-    x: Tensor, layer: Layer, positions: Tensor, *, dtype: torch.dtype | None, byte_budget: int
-) -> Tensor:
+def _through(x: Tensor, layer: Layer, positions: Tensor, *, dtype: torch.dtype | None, byte_budget: int) -> Tensor:
     """One layer. In a function of its own, so that its weights are let go before the next are read."""
-    return run_layer(
-        x, layer, positions=positions, dtype=dtype or layer_dtype(x, layer), byte_budget=byte_budget
-    ).output
+    return layer_output(x, layer, positions=positions, dtype=dtype, byte_budget=byte_budget)
 
 
 def _head_bias(checkpoint: Checkpoint, head: TensorEntry) -> TensorEntry | None:

@@ -16,9 +16,7 @@ def row_for(row: Architecture, config: ConfigFile | None) -> Architecture:
     return _varied(row, row.config_variants, _circumstances(row, config))
 
 
-def row_in(
-    row: Architecture, config: ConfigFile | None, layer: int, *, prefix: str, shape: Shape
-) -> Architecture:
+def row_in(row: Architecture, config: ConfigFile | None, layer: int, *, prefix: str, shape: Shape) -> Architecture:
     """The row in one layer.
 
     Args:

@@ -158,7 +158,8 @@ def common_dtype(x: Tensor, sublayer: Tensor | FeedForward | None, wiring: Wirin
         tensors.append(sublayer)
     elif sublayer is not None:
         biases = (sublayer.gate_bias, sublayer.up_bias, sublayer.down_bias)
-        stored = (sublayer.gate, sublayer.up, sublayer.down, *biases)
+        norm = () if sublayer.hidden_norm is None else (sublayer.hidden_norm.gain, sublayer.hidden_norm.bias)
+        stored = (sublayer.gate, sublayer.up, sublayer.down, *biases, *norm)
         tensors += [tensor for tensor in stored if tensor is not None]
     return widest_dtype((*tensors, *wiring.tensors))
 
@@ -194,7 +195,7 @@ def _run_feed_forward(n: Tensor, feed_forward: FeedForward) -> Iterator[tuple[st
         scaled = gate if feed_forward.gate_scale == 1.0 else gate * feed_forward.gate_scale
         activated, hidden = feed_forward.gating.combine(scaled, up, feed_forward.activation)
         yield "activated", activated
-    hidden = hidden if feed_forward.hidden_norm is None else feed_forward.hidden_norm(hidden)
+    hidden = hidden if feed_forward.hidden_norm is None else feed_forward.hidden_norm.to(hidden.dtype)(hidden)
     yield "hidden", hidden
     down = apply_linear(hidden, feed_forward.down, feed_forward.down_bias)
     yield "down", down if feed_forward.down_scale == 1.0 else down * feed_forward.down_scale

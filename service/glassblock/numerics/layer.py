@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.attention import Attention, AttentionStages, run_attention
-from glassblock.numerics.block import Stages, branch_contribution, common_dtype, joined, run_block
+from glassblock.numerics.block import Stages, apply_sublayer, branch_contribution, common_dtype, joined, run_block
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.latent_attention import LatentAttention, run_latent_attention
@@ -138,6 +138,31 @@ def run_layer(
     return LayerStages(x, normed, attention, contribution, middle, second, mixture, output)
 
 
+def layer_output(
+    x: Float[Tensor, "*tokens d"],
+    layer: Layer,
+    *,
+    positions: Int[Tensor, " *positions"],
+    dtype: torch.dtype | None = None,
+    byte_budget: int = DEFAULT_BYTE_BUDGET,
+) -> Float[Tensor, "*tokens d"]:
+    """The residual stream that leaves, bit for bit that of `run_layer`, whose arguments and errors it has.
+
+    No stage is held longer than the next needs it, for whoever passes many layers.
+    """
+    compute = dtype or layer_dtype(x, layer)
+    x = x.to(compute)
+    contribution = _attention_contribution(x, layer, positions=positions, dtype=compute, byte_budget=byte_budget)
+    stream, other = (x, contribution) if layer.parallel else (_after_attention(x, contribution, layer), None)
+    wiring = layer.feed_forward_wiring.to(compute)
+    read = stream if wiring.input_norm is None else wiring.input_norm(stream)
+    if isinstance(layer.feed_forward, Mixture):
+        down = run_mixture(read, layer.feed_forward, dtype=compute).down
+    else:
+        down = apply_sublayer(read, layer.feed_forward)
+    return joined(stream, branch_contribution(down, wiring), wiring, other=other)
+
+
 def layer_dtype(x: Tensor, layer: Layer) -> torch.dtype:
     """The widest of float32 and of the dtypes of the input and the layer's tensors, streamed experts left out."""
     if isinstance(layer.feed_forward, Mixture):
@@ -146,6 +171,22 @@ def layer_dtype(x: Tensor, layer: Layer) -> torch.dtype:
         second = common_dtype(x, layer.feed_forward, layer.feed_forward_wiring)
     wirings = (*layer.attention_wiring.tensors, *layer.feed_forward_wiring.tensors)
     return torch.promote_types(second, widest_dtype((*layer.attention.tensors, *wirings)))
+
+
+def _attention_contribution(
+    x: Tensor, layer: Layer, *, positions: Tensor, dtype: torch.dtype, byte_budget: int
+) -> Tensor:
+    wiring = layer.attention_wiring.to(dtype)
+    read = x if wiring.input_norm is None else wiring.input_norm(x)
+    if isinstance(layer.attention, Attention):
+        stages = run_attention(read, layer.attention, positions=positions, dtype=dtype, byte_budget=byte_budget)
+    else:
+        stages = run_latent_attention(read, layer.attention, positions=positions, dtype=dtype, byte_budget=byte_budget)
+    return branch_contribution(stages.projected, wiring)
+
+
+def _after_attention(x: Tensor, contribution: Tensor, layer: Layer) -> Tensor:
+    return joined(x, contribution, layer.attention_wiring.to(x.dtype))
 
 
 def _second_branch(

@@ -356,9 +356,7 @@ ERNIE4_5_MOE = like(
     layer_variants=(dense_unless(_ERNIE_SPARSE, network("mlp.", bias=_USE_BIAS)),),
     extra_layers=Setting((), 0.0),
     tied=TIED,
-    attention=heads(
-        bias=_USE_BIAS, rotary=rotary(500000.0, arrangement=INTERLEAVED, precision=RotaryPrecision.WIDE)
-    ),
+    attention=heads(bias=_USE_BIAS, rotary=rotary(500000.0, arrangement=INTERLEAVED, precision=RotaryPrecision.WIDE)),
     logits=LogitsRow(bias=_USE_BIAS),
     notes=("use_bias gives biases to dense and shared networks, not to routed experts.",),
 )

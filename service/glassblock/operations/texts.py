@@ -1,0 +1,159 @@
+"""Texts as token ids: as a request gives them, or tokenised with the checkpoint's own tokenizer.json."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from glassblock.checkpoint.files import leads_nowhere, read_whole
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.roots import Roots, checked_file
+from glassblock.checkpoint.text_states import entering_states, layer_count
+from glassblock.errors import InvalidValue, TooLarge
+from glassblock.numerics.layer import run_layer
+from glassblock.numerics.watching import UNWATCHED, Watch
+from glassblock.operations.store import CheckpointStore
+
+TOKENIZER = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_TOKENS = 32_768
+"""Of all texts of one request."""
+
+Ids = Sequence[int] | Sequence[Sequence[int]]
+
+
+def token_ids_of(
+    store: CheckpointStore, checkpoint: Checkpoint, token_ids: Ids | None, text: str | None
+) -> Tensor | None:
+    """The texts of a request, `[tokens]` or `[texts, tokens]`; None where it gives none.
+
+    Raises:
+        InvalidValue: Both are given, a text is empty, several differ in length, or there is no way to tokenise.
+        TooLarge: More tokens than one request may have.
+    """
+    if token_ids is not None and text is not None:
+        raise InvalidValue("token_ids and text are both given", field="text", hint="give one of them")
+    if text is not None:
+        ids: Ids = _tokenised(checkpoint, text, store.roots)
+        field = "text"
+    elif token_ids is not None:
+        ids, field = token_ids, "token_ids"
+    else:
+        return None
+    rows = [cast("Sequence[int]", row) for row in ids] if ids and not isinstance(ids[0], int) else None
+    if not ids or (rows is not None and not rows[0]):
+        raise InvalidValue(f"{field} holds no token", field=field, hint="give one token at least")
+    if rows is not None and len({len(row) for row in rows}) > 1:
+        raise InvalidValue(
+            f"{field} holds texts of {min(map(len, rows))} to {max(map(len, rows))} tokens",
+            field=field,
+            hint="give texts of one length, or one after the other",
+        )
+    count = len(ids) if rows is None else len(rows) * len(rows[0])
+    if count > MAX_TOKENS:
+        raise TooLarge(f"{count:,} tokens; at most {MAX_TOKENS:,} at once", field=field, hint="give a shorter text")
+    if any(abs(one) >= 2**63 for row in (rows or [cast("Sequence[int]", ids)]) for one in row):
+        raise InvalidValue(f"{field} holds a number that is no token", field=field, hint="give ids of the vocabulary")
+    return torch.tensor(ids, dtype=torch.int64, device=store.device)
+
+
+def states_of(
+    store: CheckpointStore,
+    name: str,
+    checkpoint: Checkpoint,
+    token_ids: Tensor,
+    *,
+    layer: int,
+    meter: ReadMeter,
+    dtype: torch.dtype | None = None,
+    watch: Watch = UNWATCHED,
+) -> Tensor:
+    """What enters `layer` of these texts; layers that are held are not read again.
+
+    Raises:
+        As `entering_states`.
+    """
+    return entering_states(
+        checkpoint,
+        token_ids,
+        layer,
+        store.device,
+        meter,
+        dtype=dtype,
+        load=lambda below: store.layer(name, checkpoint, below, meter),
+        watch=watch,
+    )
+
+
+def norm_reads(
+    store: CheckpointStore,
+    name: str,
+    checkpoint: Checkpoint,
+    token_ids: Tensor,
+    *,
+    layer: int | None,
+    role: str,
+    meter: ReadMeter,
+) -> Tensor:
+    """What the norm in `role` of a layer reads of these texts; `final` reads what leaves the last layer.
+
+    Raises:
+        InvalidValue: A token is outside the vocabulary, or the norm is one of heads.
+        CheckpointUnusable: A layer up to this one is not run here.
+    """
+    entered = layer_count(checkpoint) if layer is None else layer
+    states = states_of(store, name, checkpoint, token_ids, layer=entered, meter=meter)
+    if layer is None or role == "attn_in":
+        return states
+    positions = torch.arange(states.shape[-2], device=states.device)
+    stages = run_layer(states, store.layer(name, checkpoint, layer, meter), positions=positions)
+    read = {
+        "attn_out": stages.attention.projected,
+        "ffn_in": stages.feed_forward.x,
+        "ffn_out": stages.feed_forward.down,
+    }.get(role)
+    if read is None:
+        raise InvalidValue(f"what the norm {role!r} reads is no state of a token", field="norm", known=_READ_ROLES)
+    return read
+
+
+_READ_ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out", "final")
+
+
+def _tokenised(checkpoint: Checkpoint, text: str, roots: Roots) -> list[int]:
+    if find_spec("tokenizers") is None:
+        raise InvalidValue(
+            "the service cannot tokenise: the library tokenizers is not installed there",
+            field="text",
+            hint="`pip install tokenizers` where the service runs, or give token_ids",
+        )
+    directory = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    real = checked_file(directory, TOKENIZER, roots)
+    if leads_nowhere(directory / TOKENIZER) or not real.is_file():
+        raise InvalidValue(
+            f"the checkpoint has no {TOKENIZER}",
+            field="text",
+            hint=f"put the model's {TOKENIZER} beside its weights, or give token_ids",
+        )
+    raw = read_whole(real, name=TOKENIZER, limit=MAX_TOKENIZER_BYTES)
+    encoded = _tokenizer(raw).encode(text)
+    ids = cast("list[int]", encoded.ids)
+    if not ids:
+        raise InvalidValue("the text has no token", field="text", hint="give a longer text")
+    return ids
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(raw: bytes) -> Any:
+    from tokenizers import Tokenizer  # noqa: PLC0415
+
+    try:
+        return Tokenizer.from_buffer(raw)
+    except Exception as error:  # the library raises a bare Exception
+        raise InvalidValue(
+            f"{TOKENIZER} cannot be read: {error}", field="text", file=TOKENIZER, hint="download it again"
+        ) from error

@@ -20,7 +20,7 @@ from glassblock.numerics.hypotheses import Alternatives, Hypothesis
 from glassblock.numerics.nearness import EXCLUDES
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.overrides import rewired
+from glassblock.numerics.rewiring import rewired
 from record import ROOT, Promise, publish, table
 from safetensors import safe_open
 from torch import Tensor

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.rules import RULES
-from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.errors import DamagedCheckpoint
 from glassblock.wire.audits import Report
-from makers import Tiny
+from makers import REPRESENTATIVES, Tiny
 from plants import SHARDS, SINGLE, healthy_checkpoint, put
 from safetensors.torch import load_file
 
@@ -32,7 +31,7 @@ def told(report: Report) -> list[tuple[str, str, str, str | None]]:
     return [(finding.rule, finding.level, finding.certainty, finding.file) for finding in report.findings]
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", REPRESENTATIVES)
 @pytest.mark.parametrize("kept", [0.0, 1 / 3, 0.9])
 def test_a_file_that_is_cut_is_one_error(family: str, kept: float, tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, family)

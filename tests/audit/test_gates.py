@@ -136,7 +136,8 @@ def test_a_plain_network_is_skipped_in_words(tmp_path: Path) -> None:
         assert [entry.reason for entry in coverage(report, rule).skipped] == [
             "plain feed-forward network: the family gpt2 has no gate"
         ]
-    assert report.layers == ()
+    assert report.layers
+    assert not [key for layer in report.layers for key in layer.metrics if "gate" in key or key == "verdict"]
 
 
 def test_quantised_weights_are_not_judged(tmp_path: Path) -> None:
@@ -158,7 +159,9 @@ def test_certify_bounds_every_tensor(tmp_path: Path) -> None:
     healthy_checkpoint("llama", tmp_path)
     screened = audit_checkpoint(tmp_path)
     certified = audit_checkpoint(tmp_path, AuditQuestion(certify=True))
-    assert [layer.metrics["up_log10_p"] for layer in screened.layers] == [None, None]
+    assert all("up_log10_p" not in layer.metrics for layer in screened.layers)
+    assert [layer.metrics["screened"] for layer in screened.layers] == [1, 1]
+    assert [layer.metrics["screened"] for layer in certified.layers] == [0, 0]
     for layer in certified.layers:
         bounds = {key: value for key, value in layer.metrics.items() if key.endswith("log10_p")}
         assert None not in bounds.values()

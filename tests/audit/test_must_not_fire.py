@@ -8,7 +8,7 @@ import torch
 from glassblock.audit.audit import audit_checkpoint
 from glassblock.wire.audits import Report
 from makers import Tiny, tiny_checkpoint, tiny_tensors
-from plants import edit_header, edit_json, edit_tensors, healthy_checkpoint, put
+from plants import edit_header, edit_json, edit_tensors, healthy_checkpoint, in_float8, put, trained_mixture
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,7 +35,8 @@ def test_large_gains_of_norms(tmp_path: Path) -> None:
         tensors["model.norm.weight"] *= 700
         tensors[f"{LAYER}pre_feedforward_layernorm.weight"] += 300
 
-    assert edited("gemma3", tmp_path, enlarge).findings == ()
+    (finding,) = edited("gemma3", tmp_path, enlarge).findings
+    assert (finding.rule, finding.level) == ("range/fp16-overflow", "note")  # 300 times each row is beyond float16
 
 
 def test_negative_gains_in_the_first_norm(tmp_path: Path) -> None:
@@ -234,7 +235,8 @@ def test_massive_weights(tmp_path: Path) -> None:
     def enlarge(tensors: Tensors) -> None:
         tensors[f"{LAYER}mlp.down_proj.weight"][3, 17] = 1e30
 
-    assert edited("llama", tmp_path, enlarge).findings == ()
+    (finding,) = edited("llama", tmp_path, enlarge).findings
+    assert (finding.rule, finding.level) == ("range/fp16-overflow", "note")
 
 
 def test_a_base_model_without_a_head(tmp_path: Path) -> None:
@@ -284,3 +286,137 @@ def test_random_weights_make_no_finding(tmp_path: Path) -> None:
     report = audit_checkpoint(tiny_checkpoint("llama", tmp_path))
     assert report.findings == ()
     assert report.verdict == "inconclusive"
+
+
+# --- experts --------------------------------------------------------------------------------------------------------
+
+EXPERTS = f"{LAYER}block_sparse_moe.experts."
+PARTS = ("w1", "w2", "w3")
+
+
+def mixture(directory: Path, change: Callable[[Tensors], object]) -> Report:
+    healthy_checkpoint("mixtral", directory, tensors=trained_mixture())
+    edit_tensors(change)(directory)
+    return audited(directory)
+
+
+def test_experts_permuted_together_with_the_rows_of_their_router(tmp_path: Path) -> None:
+    def permute(tensors: Tensors) -> None:
+        order = [2, 0, 3, 1]
+        old = {name: tensor.clone() for name, tensor in tensors.items()}
+        for new, expert in enumerate(order):
+            for part in PARTS:
+                tensors[f"{EXPERTS}{new}.{part}.weight"] = old[f"{EXPERTS}{expert}.{part}.weight"]
+        router = f"{LAYER}block_sparse_moe.gate.weight"
+        tensors[router] = old[router][order]
+
+    assert mixture(tmp_path, permute).findings == ()
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.02], ids=["zero", "as initialised"])
+def test_experts_that_no_token_reaches(scale: float, tmp_path: Path) -> None:
+    def leave(tensors: Tensors) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for expert in (1, 2):
+            tensors[f"{LAYER}block_sparse_moe.gate.weight"][expert] = 0.0
+            for part in PARTS:
+                old = tensors[f"{EXPERTS}{expert}.{part}.weight"]
+                tensors[f"{EXPERTS}{expert}.{part}.weight"] = scale * torch.randn(old.shape, generator=generator)
+
+    assert mixture(tmp_path, leave).findings == ()
+
+
+def test_a_mixture_made_of_a_dense_model_is_noted(tmp_path: Path) -> None:
+    def spread(tensors: Tensors) -> None:
+        for layer in (0, 1):
+            for expert in (1, 2, 3):
+                for part in PARTS:
+                    prefix = f"model.layers.{layer}.block_sparse_moe.experts."
+                    tensors[f"{prefix}{expert}.{part}.weight"] = tensors[f"{prefix}0.{part}.weight"].clone()
+
+    found = [(finding.rule, finding.level, finding.layer) for finding in mixture(tmp_path, spread).findings]
+    assert found == [("moe/experts-duplicated", "note", 0), ("moe/experts-duplicated", "note", 1)]
+
+
+def test_experts_that_are_all_as_initialised(tmp_path: Path) -> None:
+    """Whether a model was trained at all is no question of one layer."""
+    assert audit_checkpoint(tiny_checkpoint("mixtral", tmp_path)).findings == ()
+
+
+# --- neurons, numbers and norms ----------------------------------------------------------------------------------
+
+
+def _prune(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if "proj" in name:
+            tensor[tensor.abs() < tensor.abs().median()] = 0.0
+
+
+def test_half_of_all_weights_pruned_by_size(tmp_path: Path) -> None:
+    assert edited("llama", tmp_path, _prune).findings == ()
+
+
+def test_neurons_of_a_model_that_declares_its_pruning(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"sparsity_config": {"format": "sparse-bitmask"}})
+    edit_tensors(lambda tensors: tensors[f"{LAYER}mlp.up_proj.weight"][5].zero_())(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_a_row_of_zeros_that_its_bias_lifts(tmp_path: Path) -> None:
+    def lift(tensors: Tensors) -> None:
+        tensors["transformer.h.1.mlp.c_fc.weight"][:, 5] = 0.0
+
+    assert edited("gpt2", tmp_path, lift).findings == ()
+
+
+def test_a_gate_of_zeros_that_its_activation_lifts(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"hidden_act": "sigmoid"})
+    edit_tensors(lambda tensors: tensors[f"{LAYER}mlp.gate_proj.weight"][5].zero_())(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_weights_that_were_dequantised(tmp_path: Path) -> None:
+    def back(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if "proj" in name:
+                codes, scales = in_float8(tensor)
+                wide = codes.float() * scales.repeat_interleave(16, 0).repeat_interleave(16, 1)
+                tensors[name] = wide.to(torch.bfloat16)
+
+    assert edited("llama", tmp_path, back).findings == ()
+
+
+def test_weights_of_three_values(tmp_path: Path) -> None:
+    def ternary(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if "o_proj" in name:
+                tensors[name] = tensor.sign() * (tensor.abs() > tensor.abs().mean())
+
+    assert edited("llama", tmp_path, ternary).findings == ()
+
+
+def test_weights_cast_to_eight_bits_without_a_scale(tmp_path: Path) -> None:
+    name = f"{LAYER}mlp.down_proj.weight"
+    report = edited("llama", tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    assert report.findings == ()
+
+
+def test_gains_of_one_plus_w_in_half_precision_are_noted(tmp_path: Path) -> None:
+    def halve(tensors: Tensors) -> None:
+        tensors.update({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
+
+    (finding,) = edited("gemma3", tmp_path, halve).findings
+    assert (finding.rule, finding.level) == ("norm/precision", "note")
+
+
+def test_a_model_of_half_precision_saved_in_float32(tmp_path: Path) -> None:
+    def widen(tensors: Tensors) -> None:
+        tensors.update({name: tensor.to(torch.bfloat16).to(torch.float32) for name, tensor in tensors.items()})
+
+    assert edited("gemma3", tmp_path, widen).findings == ()
+
+
+def test_the_usual_epsilons_in_float16(tmp_path: Path) -> None:
+    for number, eps in enumerate((1e-5, 1e-6)):
+        healthy_checkpoint("llama", tmp_path / str(number), config={"dtype": "float16", "rms_norm_eps": eps})
+        assert audited(tmp_path / str(number)).findings == ()

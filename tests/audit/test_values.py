@@ -2,12 +2,27 @@
 
 import pytest
 import torch
-from glassblock.audit.values import TensorValues, coordinates, values_of
+from glassblock.audit.values import TensorValues, coordinates
 from glassblock.checkpoint.reading import TORCH_DTYPES
 from torch import Tensor
 
 EVERY = list(TORCH_DTYPES.values())
 FLOATS = [dtype for dtype in EVERY if dtype.is_floating_point and dtype is not torch.float8_e8m0fnu]
+
+
+NUMBERS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def values_of(tensor: Tensor, *, chunk_elements: int) -> TensorValues:
+    values, flat = TensorValues(), tensor.reshape(-1)
+    for start in range(0, flat.numel(), chunk_elements):
+        values = values.and_then(flat[start : start + chunk_elements])
+    return values
+
+
+def counts(values: TensorValues) -> tuple[int, int, int | None, bool]:
+    """What is told of every dtype."""
+    return values.elements, values.non_finite, values.first_non_finite, values.any_nonzero
 
 
 def of_bits(dtype: torch.dtype, bits: int, elements: int = 10) -> Tensor:
@@ -16,7 +31,7 @@ def of_bits(dtype: torch.dtype, bits: int, elements: int = 10) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in EVERY if dtype is not torch.float8_e8m0fnu], ids=str)
 def test_zeros_are_zeros(dtype: torch.dtype) -> None:
-    assert values_of(of_bits(dtype, 0), chunk_elements=4) == TensorValues(elements=10)
+    assert counts(values_of(of_bits(dtype, 0), chunk_elements=4)) == (10, 0, None, False)
     assert values_of(of_bits(dtype, 0), chunk_elements=4).all_zero
 
 
@@ -25,7 +40,7 @@ def test_one_number_is_not_zero(dtype: torch.dtype) -> None:
     # 0x01 in every byte is a small number in each of the dtypes, and true.
     tensor = of_bits(dtype, 0)
     tensor[9] = of_bits(dtype, 1, 1)[0]
-    assert values_of(tensor, chunk_elements=4) == TensorValues(elements=10, any_nonzero=True)
+    assert counts(values_of(tensor, chunk_elements=4)) == (10, 0, None, True)
 
 
 def test_negative_zero_is_zero() -> None:
@@ -45,19 +60,43 @@ def test_not_finite_numbers_are_counted_and_the_first_is_placed(
     for number, place in enumerate(places):
         tensor.view(-1)[place] = (float("nan"), float("inf"), float("-inf"))[number]
     values = values_of(tensor, chunk_elements=chunk)
-    assert values == TensorValues(100, non_finite=len(places), first_non_finite=places[0], any_nonzero=True)
+    assert counts(values) == (100, len(places), places[0], True)
+    assert (values.least, values.most) == (1.0, 1.0)
 
 
 def test_a_complex_number_is_not_finite_when_a_part_is_not() -> None:
     tensor = torch.zeros(4, dtype=torch.complex64)
     tensor[2] = complex(0, float("nan"))
-    assert values_of(tensor, chunk_elements=3) == TensorValues(4, 1, 2, any_nonzero=True)
+    assert counts(values_of(tensor, chunk_elements=3)) == (4, 1, 2, True)
 
 
 def test_nan_of_eight_bits() -> None:
     tensor = torch.zeros(5).to(torch.float8_e4m3fn)
     tensor.view(torch.uint8)[3] = 0x7F
-    assert values_of(tensor, chunk_elements=2) == TensorValues(5, 1, 3, any_nonzero=True)
+    assert counts(values_of(tensor, chunk_elements=2)) == (5, 1, 3, True)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+@pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])
+def test_extremes_and_moments(shift: float, dtype: torch.dtype, chunk: int) -> None:
+    tensor = (torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) + shift).to(dtype)
+    values = values_of(tensor, chunk_elements=chunk)
+    wide = tensor.double()
+    assert (values.least, values.most) == (float(wide.min()), float(wide.max()))
+    # Sums of 1000 float32 numbers; the sum itself may cancel, so its error is held against the sizes summed.
+    assert values.total == pytest.approx(float(wide.sum()), abs=1e-6 * float(wide.abs().sum()))
+    assert values.square_sum == pytest.approx(float(wide.square().sum()), rel=1e-6)
+
+
+def test_squares_beyond_float32_are_no_infinity() -> None:
+    values = values_of(torch.full((8,), 1e30), chunk_elements=4)
+    assert values.non_finite == 0
+    assert values.square_sum == pytest.approx(8e60, rel=1e-6)  # 1e30 is rounded to float32
+
+
+def test_numbers_whose_squares_vanish_are_not_zero() -> None:
+    assert values_of(torch.full((8,), -1e-30), chunk_elements=4).any_nonzero
 
 
 def test_nothing_is_neither_zero_nor_anything() -> None:

@@ -12,7 +12,7 @@ from glassblock.numerics.hypotheses import CLIPPED, FACTORS_OF, Alternatives, Hy
 from glassblock.numerics.nearness import sign_test
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.overrides import rewired
+from glassblock.numerics.rewiring import rewired
 from torch import Tensor
 from wrong_engine import Engine
 

@@ -98,6 +98,9 @@ def test_exchange_exchanges_the_evidence() -> None:
         product=named.product,
         balance_gate=named.balance_up,
         balance_up=named.balance_gate,
+        gate_lengths=named.up_lengths,
+        up_lengths=named.gate_lengths,
+        down_lengths=named.down_lengths,
     )
 
 

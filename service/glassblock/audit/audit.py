@@ -1,25 +1,34 @@
 """One audit: a checkpoint and a question in, a report out."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import glassblock
+from glassblock.audit.against import AGAINST_RULES, answered
+from glassblock.audit.capture_findings import CAPTURE_RULES, capture_summary, unanswered
+from glassblock.audit.capture_study import CaptureStudy, capture_study, recorded_stages
+from glassblock.audit.engine_dialects import dialect_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.audit.gate_rules import layer_metrics
 from glassblock.audit.gather import Progress, gather
+from glassblock.audit.layer_numbers import norm_metrics
+from glassblock.audit.locations import located
 from glassblock.audit.question import AuditCancelled, AuditQuestion
+from glassblock.audit.reference_findings import REFERENCE_RULES, summary_of
+from glassblock.audit.reference_study import reference_study
 from glassblock.audit.rule import Rule, apply_rule
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
+from glassblock.checkpoint.recordings import Recording
 from glassblock.errors import DamagedCheckpoint, InvalidValue
+from glassblock.numerics.watching import ComputationCancelled, Watch
 from glassblock.wire.audits import AuditedCheckpoint, Coverage, Finding, LayerMetrics, Report, Verdict
 
 __all__ = ["AuditCancelled", "AuditQuestion", "Progress", "audit_checkpoint"]
-
-_EPS_RULE = "config/eps-conflict"
 
 
 def audit_checkpoint(
@@ -44,7 +53,8 @@ def audit_checkpoint(
         cancelled: Asked at the same places whether to stop.
 
     Raises:
-        InvalidValue: An unknown rule, or `against` beside rules that leave out its only reader.
+        InvalidValue: An unknown rule; `against` or `reference` beside rules that leave out all their readers; or
+            `against` in no dialect that is read.
         UnknownCheckpoint, AccessRefused, UnknownFamily, ServiceUnavailable: See `open_checkpoint`. Damage is not
             raised; it is in the report.
         DamagedCheckpoint: A file was changed while it was audited: no report would be about one checkpoint. Also a
@@ -62,6 +72,19 @@ def audit_checkpoint(
         progress=progress or (lambda _done, _total, _message: None),
         cancelled=cancelled or (lambda: False),
     )
+    if question.reference is not None:
+        study = reference_study(
+            checkpoint,
+            question.reference,
+            name=question.reference_name,
+            layers=evidence.layers,
+            digests=evidence.digests if question.hash == "fast" else {},
+            unread=evidence.unread,
+            tell=_teller(checkpoint.bytes, progress, cancelled),
+        )
+        evidence = replace(evidence, reference=study)
+    if question.captures is not None and evidence.layers:
+        evidence = replace(evidence, captures=_captured(checkpoint, question.captures, device, progress, cancelled))
     _require_told(evidence, rules)
     findings: list[Finding] = []
     coverage: dict[str, Coverage] = {}
@@ -79,10 +102,43 @@ def audit_checkpoint(
             bytes=checkpoint.bytes,
         ),
         verdict=_verdict(evidence, findings, coverage),
-        findings=tuple(findings),
+        findings=tuple(located(finding, checkpoint.entries, checkpoint.duplicates) for finding in findings),
         coverage=tuple(coverage.values()),
         layers=tuple(_layer_metrics(evidence)),
+        reference=None if evidence.reference is None else summary_of(evidence.reference),
+        captures=None if evidence.captures is None else capture_summary(evidence.captures),
     )
+
+
+def _captured(
+    checkpoint: Checkpoint,
+    recording: Recording,
+    device: torch.device | str,
+    progress: Progress | None,
+    cancelled: Callable[[], bool] | None,
+) -> CaptureStudy:
+    try:
+        return capture_study(
+            checkpoint,
+            recording,
+            device=torch.device(device),
+            tell=_teller(checkpoint.bytes, progress, cancelled),
+            watch=Watch(cancelled=cancelled or (lambda: False)),
+        )
+    except ComputationCancelled:
+        raise AuditCancelled from None
+
+
+def _teller(total: int, progress: Progress | None, cancelled: Callable[[], bool] | None) -> Callable[[str], None]:
+    """Tells what comes next, and stops where that was asked for."""
+
+    def tell(what: str) -> None:
+        if cancelled is not None and cancelled():
+            raise AuditCancelled
+        if progress is not None:
+            progress(total, total, what)
+
+    return tell
 
 
 def _rules_of(question: AuditQuestion) -> tuple[Rule, ...]:
@@ -92,12 +148,22 @@ def _rules_of(question: AuditQuestion) -> tuple[Rule, ...]:
                 f"there is no rule {name!r}", field="rules", known=tuple(RULES), hint="Use one of the known names."
             )
     rules = tuple(rule for rule in RULES.values() if question.rules is None or rule.name in question.rules)
-    if question.against is not None and all(rule.name != _EPS_RULE for rule in rules):
-        raise InvalidValue(
-            f"a config to compare with was given, but the rules leave out {_EPS_RULE}, which compares it",
-            field="rules",
-            hint=f"Add {_EPS_RULE}, or leave out against.",
-        )
+    names = {rule.name for rule in rules}
+    for what, given, readers in (
+        ("against", question.against, AGAINST_RULES),
+        ("reference", question.reference, tuple(sorted(REFERENCE_RULES))),
+        ("captures", question.captures, tuple(sorted(CAPTURE_RULES))),
+    ):
+        if given is not None and names.isdisjoint(readers):
+            raise InvalidValue(
+                f"{what} was given, but the rules leave out all that read it: {', '.join(readers)}",
+                field="rules",
+                hint=f"Add one of them, or leave out {what}.",
+            )
+    if question.against is not None:
+        dialect_of(question.against)  # refused before anything is read
+    if question.captures is not None:
+        recorded_stages(question.captures)
     return rules
 
 
@@ -115,10 +181,12 @@ def _verdict(evidence: Evidence, findings: Iterable[Finding], coverage: dict[str
     """Fail for an error; inconclusive where what was asked could not be answered."""
     if any(finding.level == "error" for finding in findings):
         return "fail"
-    if evidence.question.against is not None:
-        answered = coverage[_EPS_RULE]
-        if answered.undecidable or not answered.checked:
-            return "inconclusive"
+    if evidence.question.against is not None and not answered(evidence, tuple(coverage)):
+        return "inconclusive"
+    if evidence.reference is not None and evidence.reference.relation in ("other-model", "unanswered"):
+        return "inconclusive"
+    if evidence.question.captures is not None and (evidence.captures is None or unanswered(evidence.captures)):
+        return "inconclusive"
     for name in GATE_RULE_NAMES:
         asked = coverage.get(name)
         if asked is not None and asked.undecidable and not asked.checked:
@@ -127,7 +195,7 @@ def _verdict(evidence: Evidence, findings: Iterable[Finding], coverage: dict[str
 
 
 def _layer_metrics(evidence: Evidence) -> Iterable[LayerMetrics]:
-    if evidence.gates is None:
-        return
-    for layer, gate in evidence.gates.layers.items():
-        yield LayerMetrics(layer=layer, metrics=layer_metrics(gate.statistics, gate.judgement.verdict))
+    for layer in sorted(evidence.layers):
+        gate = None if evidence.gates is None else evidence.gates.layers.get(layer)
+        numbers = {} if gate is None else layer_metrics(gate)
+        yield LayerMetrics(layer=layer, metrics=numbers | norm_metrics(evidence, layer))

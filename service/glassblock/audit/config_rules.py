@@ -60,7 +60,7 @@ def _padding(evidence: Evidence, layer: int) -> str | None:
     width = wider_than_declared(evidence.checkpoint, evidence.layers[layer])
     if width is None or width.stored - width.declared.value != evidence.idle_neurons.get(layer):
         return None
-    parts = "gate, up and down" if evidence.family.feed_forward.gated else "up and down"
+    parts = "gate, up and down" if evidence.family.network.gated else "up and down"
     return (
         f"layer {layer} stores {width.stored} neurons where {width.declared.source} is {width.declared.value}: "
         f"{width.stored - width.declared.value} of them are zero in {parts}, so the width was padded and the function "
@@ -103,12 +103,15 @@ def _tied_head(evidence: Evidence) -> Iterator[Outcome]:
         yield Found(
             f"config.json contradicts itself about the output head: {told}",
             file="config.json",
-            evidence={"flags": flags},
+            evidence={"flags": flags, "equal": evidence.head_is_embedding},
             fix=Fix(action="correct-config", description="Say the same at every level."),
             level="warning",
             certainty="conflict",
         )
-    head, name = head_entry(checkpoint), checkpoint.trunk.head if checkpoint.trunk else ""
+    head, name = head_entry(checkpoint), checkpoint.trunk.head if checkpoint.trunk else None
+    if name is None:
+        yield Skipped(reason="the family has no output head")
+        return
     equal = evidence.head_is_embedding
     facts = {"tied": tied.value, "source": tied.source, "head": head is not None, "equal": equal}
     if head is None and not tied.value:

@@ -1,7 +1,7 @@
 """How large the embedding's rows are, which decides how much an epsilon matters to the first norm."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -33,19 +33,23 @@ class EmbeddingPlan:
     multiplier: float
     rounded: bool
 
-    def mean_squares(self, piece: Float[Tensor, " n"]) -> Float[Tensor, " rows"]:
-        """Mean square of each row in a piece of whole rows, in the arithmetic of the models."""
-        rows = piece.view(-1, self.width)
-        if self.rounded:
-            rows = rows * torch.tensor(self.multiplier, dtype=rows.dtype, device=rows.device)
-        elif self.multiplier != 1.0:
-            rows = rows * self.multiplier
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        return wide.square().mean(-1).to("cpu", torch.float64)
+    def mean_squares(self, piece: Float[Tensor, " n"], wide: Float[Tensor, " n"]) -> Float[Tensor, " rows"]:
+        """Mean square of each row in a piece of whole rows, in the arithmetic of the models.
 
-    def energy(self, mean_squares: Sequence[Float[Tensor, " rows"]]) -> EmbeddingEnergy | None:
+        Args:
+            piece: As stored.
+            wide: The same in float32 at least.
+        """
+        rows = wide.view(-1, self.width)
+        if self.rounded:
+            stored = piece.view(-1, self.width)
+            rows = stored * torch.tensor(self.multiplier, dtype=stored.dtype, device=stored.device)
+            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        lengths = cast("Tensor", torch.linalg.vector_norm(rows, dim=-1)).to("cpu", torch.float64)
+        return (lengths * (1.0 if self.rounded else self.multiplier)).square_() / self.width
+
+    def energy(self, every: Float[Tensor, " rows"]) -> EmbeddingEnergy | None:
         """The rows' energies in three numbers; None where no row has any."""
-        every = torch.cat(list(mean_squares)) if mean_squares else torch.zeros(0)
         some = every[every.isfinite() & (every > 0)].sort().values
         if not len(some):
             return None

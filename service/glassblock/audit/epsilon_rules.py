@@ -1,16 +1,13 @@
 """Rules about epsilons: no tensor carries one, so all that can be told is who states what, and how much it matters."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from glassblock.audit.against import another_model, own_settings, their_settings
 from glassblock.audit.evidence import EmbeddingEnergy, Evidence
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.checkpoint.config import ConfigFile, DeclaredEps, declared_eps, find
+from glassblock.checkpoint.config import ConfigFile, as_epsilon, declared_eps
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.settings import Sourced, eps_of
 from glassblock.errors import DamagedCheckpoint
@@ -18,7 +15,6 @@ from glassblock.wire.audits import Fix, Level, Skipped, Undecidable
 
 # Two decimal numbers that are one float32 number: formats such as GGUF store epsilons so.
 _ONE_FLOAT32 = 2.0**-23
-_OTHER_MODELS = re.compile(r"vision|visual|audio|speech|image|clip", re.IGNORECASE)
 
 
 class _Stated(NamedTuple):
@@ -42,7 +38,7 @@ def _conflict(evidence: Evidence) -> Iterator[Outcome]:
         yield from _disagreements(evidence, ours, other, level="warning")
     yield Checked(len({eps.source for eps in ours.values() if not eps.defaulted}) + len(others))
     if question.against is not None:
-        yield from _against(evidence, ours, question.against)
+        yield from _against(evidence, ours)
 
 
 def _other_sources(config: ConfigFile | None, params: ConfigFile | None, row: Architecture) -> Iterator[_Stated]:
@@ -59,47 +55,33 @@ def _other_sources(config: ConfigFile | None, params: ConfigFile | None, row: Ar
             yield _Stated(stated.value, f"{stated.file}: {stated.key}", roles)
 
 
-def _against(evidence: Evidence, ours: Mapping[str, Sourced[float]], config: Mapping[str, Any]) -> Iterator[Outcome]:
-    row, name = evidence.family, evidence.question.against_name
-    file = ConfigFile(Path(name), MappingProxyType(dict(config)))
-    stated = [eps for eps in declared_eps(file, row) if eps.key is not None]
-    unspoken = [role for role in ours if not _speaking_of(role, stated)]
+def _against(evidence: Evidence, ours: Mapping[str, Sourced[float]]) -> Iterator[Outcome]:
+    """Role by role, what the other engine would add under the root."""
+    theirs, name = their_settings(evidence), evidence.question.against_name
+    if theirs is None:
+        return
+    other = another_model(evidence, own_settings(evidence), theirs)
+    if other is not None:
+        yield Undecidable(reason=other, would_decide="the config of an engine that runs this model")
+        return
+    by_source: dict[tuple[float, str], list[str]] = {}
+    unspoken: list[str] = []
+    for role in ours:
+        told = theirs.settings.get(f"eps.{role}")
+        value = None if told is None else as_epsilon(told.value)
+        if told is None or value is None:
+            unspoken.append(role)
+        else:
+            by_source.setdefault((value, told.source), []).append(role)
     yield Checked(len(ours) - len(unspoken))
-    yield Skipped(
-        reason=f"only epsilons are compared with {name}, nothing else in it{_of_another_model(evidence, file)}"
-    )
     if unspoken:
+        why = theirs.settings.why_not(f"eps.{unspoken[0]}")
         yield Undecidable(
-            reason=f"{name} states no epsilon for the norms {', '.join(unspoken)}",
+            reason=why or f"{name} ({theirs.dialect}) states no epsilon for the norms {', '.join(unspoken)}",
             would_decide="a config that states one, such as rms_norm_eps",
         )
-    by_source: dict[tuple[float, str], list[str]] = {}
-    for role in ours:
-        for eps in _speaking_of(role, stated):
-            by_source.setdefault((eps.value, f"{name}: {eps.key}"), []).append(role)
     for (value, source), roles in by_source.items():
-        for found in _disagreements(evidence, ours, _Stated(value, source, tuple(roles)), level="error"):
-            yield replace(found, message=f"{found.message}. Only epsilons were compared with {name}")
-
-
-def _of_another_model(evidence: Evidence, other: ConfigFile) -> str:
-    """In words, that a config declares another family or other sizes than ours; empty where it does not."""
-    config, row = evidence.checkpoint.config, evidence.family
-    if config is None:
-        return ""
-    differing: list[str] = []
-    keys = (("model_type",), *(setting.keys for setting in row.sizes.values() if setting.keys))
-    for key in keys:
-        ours, theirs = find(config, row, key), find(other, row, key)
-        if ours is not None and theirs is not None and ours.value != theirs.value:
-            differing.append(f"{theirs.key} {theirs.value!r:.40} is {ours.value!r:.40} in {config.path.name}")
-    return f"; it may be of another model: {', '.join(differing)}" if differing else ""
-
-
-def _speaking_of(role: str, stated: Iterable[DeclaredEps]) -> list[DeclaredEps]:
-    """What a config of another engine says about a norm: under the family's own key, else under any other."""
-    own = [eps for eps in stated if role in eps.roles]
-    return own or [eps for eps in stated if not eps.roles and not _OTHER_MODELS.search(eps.key or "")]
+        yield from _disagreements(evidence, ours, _Stated(value, source, tuple(roles)), level="error")
 
 
 def _disagreements(
@@ -188,8 +170,8 @@ EPSILON_RULES: tuple[Rule, ...] = (
         what="Two sources state different epsilons for one norm.",
         hurts="A slightly worse model: where rows are small, much worse. No tensor carries an epsilon to tell by.",
         detection="Every source (config.json at each level, params.json) is compared role by role: a warning. Another "
-        "engine's config given with the question makes it an error; of that config only the epsilons are compared. The "
-        "embedding's rows tell how much it matters.",
+        "engine's config given with the question (transformers, Meta, GGUF, vLLM or SGLang, Megatron, or JSON of ours) "
+        "makes it an error. The embedding's rows tell how much it matters.",
         fooled_by="An engine that takes an epsilon from elsewhere than its config.",
         report="https://github.com/ggml-org/llama.cpp/issues/2373",
         needs=("family",),

@@ -1,48 +1,171 @@
 """What one pass over a checkpoint has shown. Rules read this and nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
+from glassblock.audit.capture_study import CaptureStudy
+from glassblock.audit.grain import Grain
+from glassblock.audit.neuron_numbers import NeuronNumbers, RowNumbers
 from glassblock.audit.question import AuditQuestion
+from glassblock.audit.reference_types import ReferenceStudy
 from glassblock.audit.values import TensorValues
-from glassblock.checkpoint.entries import ContainerFault
+from glassblock.checkpoint.entries import ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture
-from glassblock.checkpoint.layers import LayerFault, LayerTensors
+from glassblock.checkpoint.layers import Expert, LayerFault, LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.numerics.gate_or_up import GateUpEvidence, Judgement
+from glassblock.numerics.gate_or_up import GateScreen, GateUpEvidence, Judgement
 
-Need = Literal["family", "separate-gate", "fused-gate"]
-"""Evidence that a checkpoint may not offer: a family with its names, and gates of two kinds."""
+Need = Literal["family", "gate", "separate-gate", "fused-gate"]
+"""Evidence that a checkpoint may not offer: a family with its names, gates, and gates of two kinds."""
 
 
 @dataclass(frozen=True)
 class Unasked:
-    """Why the gate of a layer was not looked for. `would_decide` None: there is nothing to decide."""
+    """Why the gate of a layer was not looked for. `would_decide` None: there is nothing to decide.
+
+    `fused` tells which rule would have asked; None where that is not known.
+    """
 
     reason: str
     would_decide: str | None = None
+    fused: bool | None = None
+
+
+Tested = Expert | Literal["experts"]
+"""Which network was tested; `experts` is all routed experts of a layer together."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a fused tensor lie: `groups` times a run of one projection and one of the other."""
+
+    groups: int
+    gate_first: bool
+    interleaved: bool
+
+    @property
+    def words(self) -> str:
+        """As it is told."""
+        order = ("gate", "up") if self.gate_first else ("up", "gate")
+        if self.interleaved:
+            return f"rows of {order[0]} and {order[1]} in turn"
+        if self.groups == 1:
+            return f"[{order[0]} | {order[1]}]"
+        return f"{self.groups} blocks of [{order[0]} | {order[1]}]"
 
 
 @dataclass(frozen=True)
 class GateLayer:
-    """What the weights of one gated layer say.
+    """What the weights of one gated network say.
 
     Attributes:
+        network: Which network of its layer.
         gate: Name of the tensor called gate; the fused one where gate and up share one.
         up: Name of the tensor called up; the same one where they share one.
         down: Name of the projection back.
         companions: Names of the biases that belong to gate and up.
-        statistics: The numbers.
-        judgement: What they support.
+        screen: What one look shows; None where the tensors could not be screened as they went by.
+        judgement: What the numbers support.
+        statistics: The numbers of the certified test, under the names given, or under `stored` where that is another
+            layout; None where the screen was enough.
+        channels: How many of the d channels these numbers are of.
+        declared: The layout of a fused tensor by family; None for separate tensors.
+        stored: The layout that its rows show, where the certified test was made and shows one.
+        declared_up_log10_p: Certified log10 p-value of what the declared layout takes for up, where another one holds.
+        others: Of several experts together, the names of gate and up of all but the first.
     """
 
+    network: Tested
     gate: str
     up: str
     down: str
     companions: tuple[str, ...]
-    statistics: GateUpEvidence
+    screen: GateScreen | None
     judgement: Judgement
+    statistics: GateUpEvidence | None = None
+    channels: int | None = None
+    declared: Layout | None = None
+    stored: Layout | None = None
+    declared_up_log10_p: float | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors that hold gate and up."""
+        return tuple(dict.fromkeys((self.gate, self.up, *self.others)))
+
+    @property
+    def relaid(self) -> bool:
+        """Whether the rows of a fused tensor are cut otherwise than the family says."""
+        return self.stored is not None and self.declared is not None and self.stored.groups != self.declared.groups
+
+    @property
+    def fused(self) -> bool:
+        """Whether gate and up share a tensor."""
+        return self.gate == self.up
+
+
+class ExpertCount(NamedTuple):
+    """How the routed experts of a layer were decided: each by its own weights, or only all together, or not at all."""
+
+    alone: int
+    together: int
+    undecided: int
+
+
+@dataclass(frozen=True)
+class LayerGates:
+    """The gated networks of one layer.
+
+    Attributes:
+        networks: The dense and the shared one; of routed experts the sum of all, where it was needed, and each that was
+            looked at more closely.
+        experts: How its routed experts were decided; None in a layer without.
+        fused: Whether gate and up of its routed experts share a tensor.
+    """
+
+    networks: tuple[GateLayer, ...]
+    experts: ExpertCount | None = None
+    fused: bool = False
+
+
+@dataclass(frozen=True)
+class Mispaired:
+    """A layer whose neurons do not belong together, seen beside the others.
+
+    Attributes:
+        layer: Its number.
+        network: Which network.
+        tensors: Names of up and down.
+        balance: Correlation of the log lengths of its rows of up and columns of down.
+        others: The same, median over the other layers.
+        paired_draws_p: P(up) among its draws.
+        cosine_z: Of the summed squared cosines of gate and up rows, against permuted rows.
+    """
+
+    layer: int
+    network: Tested
+    tensors: tuple[str, ...]
+    balance: float
+    others: float
+    paired_draws_p: float
+    cosine_z: float
+
+
+class PairingStudy(NamedTuple):
+    """How the neurons of all networks are paired.
+
+    Attributes:
+        compared: How many networks were held against the others.
+        mispaired: Those that stand apart.
+        why_not: Why nothing was compared; None where it was.
+    """
+
+    compared: int
+    mispaired: tuple[Mispaired, ...]
+    why_not: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,17 +174,19 @@ class GateStudy:
 
     Attributes:
         alpha: Family-wise error: the chance of one false rejection in a whole healthy checkpoint is below it.
-        tests: Tensors tested, which share it.
+        tests: Tensors tested, in every layout that was tried; they share it.
         level: What is left for each.
         layers: The layers that were tested.
-        unasked: The layers that were not.
+        unasked: What was not, by layer.
+        pairing: Which rows of up belong to which columns of down.
     """
 
     alpha: float
     tests: int
     level: float
-    layers: Mapping[int, GateLayer]
-    unasked: Mapping[int, Unasked]
+    layers: Mapping[int, LayerGates]
+    unasked: Mapping[int, tuple[Unasked, ...]]
+    pairing: PairingStudy
 
 
 @dataclass(frozen=True)
@@ -85,6 +210,32 @@ class EmbeddingEnergy:
     multiplier: float
 
 
+class GainMoments(NamedTuple):
+    """What pieces of one gain add up to, as it multiplies: with the offset of its kind.
+
+    `rounded` of its entries become others when the offset is added in the dtype that stores them, by at most
+    `most_rounded` of their size.
+    """
+
+    elements: int
+    square_sum: float
+    least: float
+    most: float
+    rounded: int = 0
+    most_rounded: float = 0.0
+
+    def joined(self, other: "GainMoments") -> "GainMoments":
+        """Of both pieces together."""
+        return GainMoments(
+            self.elements + other.elements,
+            self.square_sum + other.square_sum,
+            min(self.least, other.least),
+            max(self.most, other.most),
+            self.rounded + other.rounded,
+            max(self.most_rounded, other.most_rounded),
+        )
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All of it.
@@ -103,6 +254,14 @@ class Evidence:
         equal_copies: Of tensors that lie in several files, whether all copies are equal.
         idle_neurons: How many neurons are zero in all projections, of the layers whose gate was tested and of those
             that are wider than declared.
+        gains: How large the gains of the layers' norms are.
+        neurons: What is known of the neurons of each network that could be weighed, by layer and network.
+        rows: The rows of routers and of matrices of attention in layers with routed experts, by tensor.
+        grains: On which grid of numbers each tensor lies.
+        digests: The hash of each tensor's bytes, by name; empty where none was asked for.
+        slice_digests: The same of the slices of stacked experts, by name and last byte in the file.
+        reference: What a comparison with another checkpoint has shown, where one was given.
+        captures: What captured tensors have shown, where some were given.
     """
 
     checkpoint: Checkpoint
@@ -117,6 +276,24 @@ class Evidence:
     head_is_embedding: bool | None
     equal_copies: Mapping[str, bool]
     idle_neurons: Mapping[int, int]
+    gains: Mapping[str, GainMoments]
+    neurons: Mapping[tuple[int, Expert], NeuronNumbers] = field(default_factory=lambda: MappingProxyType({}))
+    rows: Mapping[str, RowNumbers] = field(default_factory=lambda: MappingProxyType({}))
+    grains: Mapping[str, Grain] = field(default_factory=lambda: MappingProxyType({}))
+    digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    slice_digests: Mapping[tuple[str, int], str] = field(default_factory=lambda: MappingProxyType({}))
+    reference: ReferenceStudy | None = None
+    captures: CaptureStudy | None = None
+
+    def digest_of(self, entry: TensorEntry) -> str | None:
+        """The hash of the bytes of a tensor, or of an expert's slice of one; None where they were not read or hashed.
+
+        Two tensors are alike byte for byte where this, the dtype and the shape are equal.
+        """
+        whole = self.checkpoint.entries.get(entry.name)
+        if whole is not None and (whole.start, whole.stop) == (entry.start, entry.stop):
+            return self.digests.get(entry.name)
+        return self.slice_digests.get((entry.name, entry.stop))
 
     @property
     def family(self) -> Architecture:
@@ -130,11 +307,13 @@ class Evidence:
         checkpoint = self.checkpoint
         if checkpoint.family is None or checkpoint.trunk is None:
             return _unknown(checkpoint)
-        network = checkpoint.family.feed_forward
-        if need == "separate-gate" and network.gate is None:
-            return "gate and up are one tensor" if network.gated else _plain(checkpoint.family)
-        if need == "fused-gate" and network.fused is None:
-            return "gate and up are separate tensors" if network.gated else _plain(checkpoint.family)
+        networks = checkpoint.family.networks
+        if need != "family" and not any(network.gated for network in networks):
+            return _plain(checkpoint.family)
+        if need == "separate-gate" and not any(network.gate is not None for network in networks):
+            return "gate and up are one tensor"
+        if need == "fused-gate" and not any(network.fused is not None for network in networks):
+            return "gate and up are separate tensors"
         return None
 
 

@@ -1,19 +1,20 @@
-"""Which layers the test of gate and up is put to, and why not to the others."""
+"""Which networks the test of gate and up is put to, and why not the others."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from glassblock.audit.evidence import Unasked
-from glassblock.checkpoint.family import Architecture, FusedProjection
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection
 from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors
+from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, gating_of
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.settings import number_of, text_of
+from glassblock.checkpoint.settings import text_of
 from glassblock.errors import DamagedCheckpoint, InvalidValue
-from glassblock.numerics.activations import activation_named, gating_named
+from glassblock.numerics.activations import activation_named
+from glassblock.numerics.fused_layouts import candidate_groups
 
-GATE_RULE_NAMES = frozenset({"ffn/gate-up-swapped", "ffn/fused-order"})
-"""The rules that ask which projection is the gate; a layer can be asked one of them."""
+GATE_RULE_NAMES = frozenset({"ffn/gate-up-swapped", "ffn/fused-order", "ffn/fused-layout", "ffn/mispaired-neurons"})
+"""The rules that look at the evidence about gates: separate ones, fused ones, and how neurons are paired."""
 
 ALPHA = 1e-3
 """Family-wise error of the gate and up rules over one checkpoint."""
@@ -24,48 +25,94 @@ _CAPTURES = "captured gate and hidden activations of a layer, or a trusted refer
 
 @dataclass(frozen=True)
 class GatePlan:
-    """The tensors of one layer, and how gate and up come out of them."""
+    """One gated network to test.
 
-    tensors: LayerTensors
-    fused: FusedProjection | None
-    transposed: bool
+    Attributes:
+        layer: The layer it belongs to.
+        network: Its tensors.
+        companions: Names of the biases of gate and up.
+        neurons, width: m and d.
+    """
+
+    layer: int
+    network: NetworkTensors
+    companions: tuple[str, ...]
+    neurons: int
+    width: int
+
+    @property
+    def fused(self) -> FusedProjection | None:
+        """How gate and up share a tensor; None where each has its own."""
+        return self.network.row.fused
+
+    @property
+    def tests(self) -> int:
+        """How many tensors the test may have to reject or not: two, for every way in which a fused one may be cut."""
+        return 2 if self.fused is None else 2 * len(candidate_groups(self.neurons))
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Names of gate, up and down; the first two are one where they are fused."""
+        weights = self.network.weights
+        if "fused" in weights:
+            return weights["fused"].name, weights["fused"].name, weights["down"].name
+        return weights["gate"].name, weights["up"].name, weights["down"].name
 
 
 def gate_plans(
     checkpoint: Checkpoint, layers: Mapping[int, LayerTensors], unread: Mapping[str, str]
-) -> tuple[dict[int, GatePlan], dict[int, Unasked]]:
-    """The layers to test, and the others of a gated family with the reason."""
+) -> tuple[tuple[GatePlan, ...], dict[int, tuple[Unasked, ...]]]:
+    """The networks to test, and per layer of a gated family why others are not."""
     family = checkpoint.family
-    if family is None or checkpoint.trunk is None or not family.feed_forward.gated:
-        return {}, {}
-    refusal = _refusal(checkpoint, family)
-    plans: dict[int, GatePlan] = {}
-    unasked: dict[int, Unasked] = {}
+    if family is None or checkpoint.trunk is None or not any(network.gated for network in family.networks):
+        return (), {}
+    plans: list[GatePlan] = []
+    unasked: dict[int, tuple[Unasked, ...]] = {}
+    refusals: dict[int, Unasked | None] = {}
     for layer in checkpoint.layer_indices:
         tensors = layers.get(layer)
         if tensors is None:
-            unasked[layer] = Unasked("the config does not say which tensors the layer is made of")
+            unasked[layer] = (Unasked("the config does not say which tensors the layer is made of"),)
             continue
-        reason = refusal or _unfit(tensors, family, unread)
-        if reason is None:
-            network = family.feed_forward
-            plans[layer] = GatePlan(tensors, network.fused, transposed=network.layout == "in_out")
-        else:
-            unasked[layer] = reason
-    return plans, unasked
+        reasons: list[Unasked] = []
+        for network in tensors.networks:
+            if not network.row.gated:
+                continue
+            if id(network.row) not in refusals:
+                refusals[id(network.row)] = _refusal(checkpoint, family, network.row)
+            reason = refusals[id(network.row)] or _unfit(network, unread)
+            if reason is None:
+                plans.append(_plan(layer, network))
+            else:
+                reasons.append(replace(reason, fused=network.row.fused is not None))
+        if not tensors.networks:
+            reasons.append(Unasked("it has no feed-forward network"))
+        if reasons:
+            unasked[layer] = _grouped(reasons)
+    return tuple(plans), unasked
 
 
-def _refusal(checkpoint: Checkpoint, family: Architecture) -> Unasked | None:
+def _plan(layer: int, network: NetworkTensors) -> GatePlan:
+    down = network.weights["down"].shape
+    outer, inner = down[::-1] if network.row.layouts[1] == "in_out" else down
+    companions = tuple(entry.name for part, entry in network.biases.items() if part != "down")
+    return GatePlan(layer, network, companions, inner, outer)
+
+
+def _grouped(reasons: Sequence[Unasked]) -> tuple[Unasked, ...]:
+    """One of many experts' reasons is told, with their number."""
+    if len(reasons) < 2:
+        return tuple(reasons)
+    first = reasons[0]
+    return (replace(first, reason=f"{len(reasons)} of its networks are not tested, the first because {first.reason}"),)
+
+
+def _refusal(checkpoint: Checkpoint, family: Architecture, network: FeedForwardRow) -> Unasked | None:
     """Why the symmetry does not hold for this family's arithmetic, so that the test would say nothing."""
-    network = family.feed_forward
     try:
         name = text_of(checkpoint.config, family, network.activation)
         activation = activation_named(name.value)
-        numbers = {
-            key: number_of(checkpoint.config, family, setting).value
-            for key, setting in network.gating_parameters.items()
-        }
-        gating = gating_named(network.gating, limit=numbers.get("limit"), alpha=numbers.get("alpha"))
+        gating = gating_of(checkpoint, network)
     except (DamagedCheckpoint, InvalidValue) as error:
         return Unasked(error.message, "a config that names a known activation")
     if activation.formula == "identity":
@@ -82,22 +129,24 @@ def _refusal(checkpoint: Checkpoint, family: Architecture) -> Unasked | None:
     return None
 
 
-def _unfit(tensors: LayerTensors, family: Architecture, unread: Mapping[str, str]) -> Unasked | None:
-    """Why the tensors of this layer cannot be tested."""
-    network = family.feed_forward
+def _unfit(tensors: NetworkTensors, unread: Mapping[str, str]) -> Unasked | None:
+    """Why the tensors of this network cannot be tested."""
+    network = tensors.row
     needed = ("fused", "down") if network.fused is not None else ("gate", "up", "down")
     entries = {part: entry for part, entry in tensors.weights.items() if part in needed}
     absent = [part for part in needed if part not in entries]
     if absent:
         return Unasked(f"the layer has no {' and no '.join(absent)} projection")
     for entry in entries.values():
-        if entry.name in unread:
-            return Unasked(unread[entry.name])
         if entry.dtype not in FLOAT_CODES:
             return Unasked(f"{entry.name} is stored as {entry.dtype}: quantised weights are not read yet", _DEQUANTISED)
-    shapes = {part: entry.shape for part, entry in entries.items()}
-    if network.layout == "in_out":
-        shapes = {part: shape[::-1] for part, shape in shapes.items()}
+        if entry.name in unread:
+            return Unasked(unread[entry.name])
+    first, last = network.layouts
+    shapes = {
+        part: entry.shape[::-1] if (last if part == "down" else first) == "in_out" else entry.shape
+        for part, entry in entries.items()
+    }
     inner, outer = (shapes["down"] + (0, 0))[1::-1] if len(shapes["down"]) == 2 else (0, 0)
     rows = {"fused": 2 * inner, "gate": inner, "up": inner}
     if not inner or not outer or any(shapes[part] != (rows[part], outer) for part in needed[:-1]):

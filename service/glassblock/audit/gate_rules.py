@@ -1,36 +1,114 @@
 """Rules about gate and up exchanged: the sign-symmetry test of every gated layer, judged at one family-wise level."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from glassblock.audit.evidence import Evidence, GateLayer, GateStudy, Unasked
+from glassblock.audit.evidence import Evidence, ExpertCount, GateLayer, GateStudy, LayerGates, Unasked
+from glassblock.audit.neuron_numbers import is_noise
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.numerics.gate_or_up import GateUpEvidence, Verdict
+from glassblock.numerics.gate_or_up import GateUpEvidence, Spread, Verdict
 from glassblock.numerics.sign_symmetry import SymmetryTest
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 
-def _look(evidence: Evidence) -> Iterator[Outcome]:
+def _swapped(fused: bool) -> Callable[[Evidence], Iterator[Outcome]]:  # noqa: FBT001
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        for layer, tested, study in _of_kind(evidence, fused=fused):
+            if isinstance(tested, Undecidable | Skipped | Checked):
+                yield tested
+            elif tested.judgement.verdict is Verdict.UNDECIDABLE:
+                yield _undecidable(layer, tested)
+            else:
+                if tested.judgement.verdict is Verdict.SWAPPED:
+                    yield _exchanged(layer, tested, study)
+                yield from _counted(tested)
+
+    return look
+
+
+Told = GateLayer | Undecidable | Skipped | Checked
+
+
+def _of_kind(evidence: Evidence, *, fused: bool) -> Iterator[tuple[int, Told, GateStudy]]:
+    """The networks of one kind, and what is said of those that were not tested or are open."""
     study = evidence.gates
     if study is None:
         return
     for layer in evidence.checkpoint.layer_indices:
-        tested = study.layers.get(layer)
-        if tested is None:
-            yield _unasked(layer, study.unasked.get(layer, Unasked("the layer was not read")))
-            continue
-        judgement = tested.judgement
-        if judgement.verdict is Verdict.UNDECIDABLE:
-            yield Undecidable(
-                layer=layer,
-                reason=str(judgement.reason.value if judgement.reason else "undecidable"),
-                would_decide=judgement.would_decide or "",
-            )
-            continue
-        if judgement.verdict is Verdict.SWAPPED:
-            yield _swapped(layer, tested, study)
+        for reason in study.unasked.get(layer, ()):
+            if reason.fused is None or reason.fused == fused:
+                yield layer, _unasked(layer, reason), study
+        gates = study.layers.get(layer)
+        if gates is not None:
+            yield from ((layer, told, study) for told in _told(layer, gates, fused=fused))
+        elif layer not in study.unasked:
+            yield layer, Skipped(layer=layer, reason="the layer was not read"), study
+
+
+def _told(layer: int, gates: LayerGates, *, fused: bool) -> Iterator[Told]:
+    yield from (one for one in gates.networks if one.fused == fused and not _of_open_experts(one))
+    if gates.experts is not None and gates.fused == fused:
+        if gates.experts.undecided:
+            yield _open_experts(layer, gates)
+        yield Checked(gates.experts.alone + gates.experts.together)
+
+
+def _of_open_experts(tested: GateLayer) -> bool:
+    """Whether these are experts that are open; they are told together, once for each layer."""
+    return tested.judgement.verdict is Verdict.UNDECIDABLE and (
+        tested.network == "experts" or isinstance(tested.network, int)
+    )
+
+
+def _open_experts(layer: int, gates: LayerGates) -> Undecidable:
+    count, every = gates.experts or ExpertCount(0, 0, 0), sum(gates.experts or ())
+    together = next((one.judgement for one in gates.networks if one.network == "experts"), None)
+    why = "" if together is None or together.reason is None else f"; together: {together.reason.value}"
+    return Undecidable(
+        layer=layer,
+        reason=f"{count.undecided} of {every} experts are open, each by itself{why}",
+        would_decide="hidden activations of these experts captured from the original model, or a trusted reference",
+    )
+
+
+def _counted(tested: GateLayer) -> Iterator[Checked]:
+    """Routed experts are counted together."""
+    if tested.network is None or tested.network == "shared":
         yield Checked()
+
+
+def _undecidable(layer: int, tested: GateLayer) -> Undecidable:
+    reason = tested.judgement.reason
+    return Undecidable(
+        layer=layer,
+        reason=_said(tested) + str(reason.value if reason else "undecidable"),
+        would_decide=tested.judgement.would_decide or "",
+    )
+
+
+def _said(tested: GateLayer) -> str:
+    """Which network of the layer, in words that begin a sentence; nothing for the only one."""
+    return "" if tested.network is None else f"{_called(tested)}: "
+
+
+def _called(tested: GateLayer) -> str:
+    if tested.network == "experts":
+        return "the experts together"
+    return "shared expert" if tested.network == "shared" else f"expert {tested.network}"
+
+
+def _place(layer: int, tested: GateLayer) -> str:
+    return f"layer {layer}" if tested.network is None else f"layer {layer}, {_called(tested)}"
+
+
+def _first(tested: GateLayer, name: str) -> str:
+    """A tensor, or the sum of one from each of many experts."""
+    return name if tested.network != "experts" else f"the sum of {name} and those of the other experts"
+
+
+def _number(tested: GateLayer) -> int | None:
+    return tested.network if isinstance(tested.network, int) else None
 
 
 def _unasked(layer: int, unasked: Unasked) -> Undecidable | Skipped:
@@ -39,18 +117,19 @@ def _unasked(layer: int, unasked: Unasked) -> Undecidable | Skipped:
     return Undecidable(layer=layer, reason=unasked.reason, would_decide=unasked.would_decide)
 
 
-def _swapped(layer: int, tested: GateLayer, study: GateStudy) -> Found:
+def _exchanged(layer: int, tested: GateLayer, study: GateStudy) -> Found:
     statistics, judgement = tested.statistics, tested.judgement
-    names = (tested.gate,) if tested.gate == tested.up else (tested.gate, tested.up)
+    names = tested.names
     p = power_of_ten(judgement.log10_p)
     second = ""
-    if judgement.rejections > 1:
+    if statistics is not None and judgement.rejections > 1:
         mirrored = power_of_ten(statistics.paired_gate.log10_p)
         second = f"; paired with down the other one shows it a second time (p <= {mirrored})"
-    if tested.gate == tested.up:
+    if tested.fused:
         told = (
-            f"layer {layer}: the rows of {tested.gate} that lie where the family has up have the common direction of "
-            f"a gate (p <= {p}) and those where it has the gate have none{second}: up comes first in this file"
+            f"{_place(layer, tested)}: the rows of {_first(tested, tested.gate)} that lie where the family has up have "
+            f"the common direction of a gate (p <= {p}) and those where it has the gate have none{second}: up comes "
+            "first in this file"
         )
         fix = Fix(
             action="swap-halves",
@@ -59,15 +138,88 @@ def _swapped(layer: int, tested: GateLayer, study: GateStudy) -> Found:
         )
     else:
         told = (
-            f"layer {layer}: {tested.up} has the common direction of a gate (p <= {p}) and {tested.gate} has none"
-            f"{second}: the two are exchanged"
+            f"{_place(layer, tested)}: {_first(tested, tested.up)} has the common direction of a gate (p <= {p}) and "
+            f"{_first(tested, tested.gate)} has none{second}: the two are exchanged"
         )
         fix = Fix(
             action="swap-tensors",
             description="Exchange the two names (and those of their biases) in the header; no data moves.",
             tensors=(*names, *tested.companions),
         )
-    return Found(told, layer, names, evidence=_facts(tested, study), fix=fix)
+    return Found(told, layer, names, expert=_number(tested), evidence=_facts(tested, study), fix=fix)
+
+
+def _relaid(evidence: Evidence) -> Iterator[Outcome]:
+    for layer, tested, study in _of_kind(evidence, fused=True):
+        if isinstance(tested, Undecidable | Skipped | Checked):
+            yield tested
+        elif tested.judgement.verdict is Verdict.UNDECIDABLE:
+            yield _undecidable(layer, tested)
+        else:
+            if tested.relaid:
+                yield _laid_otherwise(layer, tested, study)
+            yield from _counted(tested)
+
+
+def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy) -> Found:
+    stored, declared = tested.stored, tested.declared
+    if stored is None or declared is None:
+        raise ValueError("a layout that was not recovered is no finding")
+    told = (
+        f"{_place(layer, tested)}: the rows of {tested.gate} lie as {stored.words}, where the family has "
+        f"{declared.words}: what it takes for up has the common direction of a gate "
+        f"(p <= {power_of_ten(tested.declared_up_log10_p)}), and of all layouts tried only the other one leaves up none"
+    )
+    facts = _facts(tested, study) | {
+        "stored": stored.words,
+        "declared": declared.words,
+        "groups": stored.groups,
+        "gate_first": stored.gate_first,
+        "declared_up_log10_p": tested.declared_up_log10_p,
+    }
+    fix = Fix(
+        action="reorder-rows",
+        description=f"Write the rows (and those of the bias) as {declared.words}.",
+        tensors=(*tested.names, *tested.companions),
+    )
+    return Found(told, layer, tested.names, expert=_number(tested), evidence=facts, fix=fix)
+
+
+def _mispaired(evidence: Evidence) -> Iterator[Outcome]:
+    study = evidence.gates
+    if study is None:
+        return
+    if study.pairing.why_not is not None:
+        yield Skipped(reason=study.pairing.why_not)
+        return
+    for one in study.pairing.mispaired:
+        numbers = evidence.neurons.get((one.layer, one.network)) if isinstance(one.network, int) else None
+        if numbers is not None and is_noise(numbers):
+            continue  # an expert of random numbers: moe/experts-untrained tells it
+        where = f"layer {one.layer}" if one.network is None else f"layer {one.layer}, expert {one.network}"
+        told = (
+            f"{where}: the neurons of {' and '.join(one.tensors)} do not belong together: the lengths of up rows and "
+            f"down columns correlate by {one.balance:.2f} (median of the others {one.others:.2f}), and gate and up "
+            f"rows are paired at z = {one.cosine_z:.1f}"
+        )
+        yield Found(
+            told,
+            one.layer,
+            one.tensors,
+            expert=one.network if isinstance(one.network, int) else None,
+            evidence={
+                "balance_with_down": one.balance,
+                "balance_of_others": one.others,
+                "paired_up_draws_p": one.paired_draws_p,
+                "gate_up_cosine_z": one.cosine_z,
+            },
+            fix=Fix(
+                action="convert-again",
+                description="Write these tensors again from the source, all rows in one order.",
+                tensors=one.tensors,
+            ),
+        )
+    yield Checked(study.pairing.compared)
 
 
 def power_of_ten(log10_p: float | None) -> str:
@@ -77,6 +229,8 @@ def power_of_ten(log10_p: float | None) -> str:
 
 def _facts(tested: GateLayer, study: GateStudy) -> dict[str, Any]:
     statistics = tested.statistics
+    if statistics is None:
+        raise ValueError("a conviction carries its certified test")
     return {
         "log10_p": tested.judgement.log10_p,
         "rejections": tested.judgement.rejections,
@@ -88,7 +242,7 @@ def _facts(tested: GateLayer, study: GateStudy) -> dict[str, Any]:
             "gate_times_up": _test(statistics.product),
         },
         "balance_with_down": {"gate": statistics.balance_gate, "up": statistics.balance_up},
-    }
+    } | ({} if tested.channels is None else {"channels": tested.channels})
 
 
 def _test(test: SymmetryTest) -> dict[str, Any]:
@@ -103,16 +257,52 @@ def _test(test: SymmetryTest) -> dict[str, Any]:
     }
 
 
-def layer_metrics(statistics: GateUpEvidence, verdict: Verdict) -> dict[str, float | int | str | None]:
-    """The numbers of one layer, for tables and pictures."""
+def layer_metrics(gates: LayerGates) -> dict[str, float | int | str | None]:
+    """The numbers of one layer, for tables and pictures: of its dense network, or of its experts.
+
+    Of a network that its screen acquits there are T and z of gate and up, lengths and balances; what the certified test
+    adds is there where it was made.
+    """
+    spoken = [one for one in gates.networks if one.network is None] or [
+        one for one in gates.networks if one.network == "experts"
+    ]
+    metrics: dict[str, float | int | str | None] = {}
+    if spoken:
+        metrics = _network_metrics(spoken[0])
+    if gates.experts is not None:
+        metrics |= {f"experts_{name}": count for name, count in gates.experts._asdict().items()}
+        if not spoken:
+            exchanged = any(one.judgement.verdict is Verdict.SWAPPED for one in gates.networks)
+            metrics["verdict"] = (Verdict.SWAPPED if exchanged else Verdict.AS_NAMED).value
+    return metrics
+
+
+def _network_metrics(tested: GateLayer) -> dict[str, float | int | str | None]:
+    screen, statistics = tested.screen, tested.statistics
+    metrics: dict[str, float | int | str | None] = {
+        "verdict": tested.judgement.verdict.value,
+        "screened": int(tested.judgement.screened),
+    }
+    numbers = statistics if statistics is not None else screen
+    if numbers is None:
+        return metrics
+    for name, test in (("gate", numbers.gate), ("up", numbers.up)):
+        metrics |= {f"{name}_statistic": test.statistic, f"{name}_z": test.z}
+    if statistics is not None:
+        metrics |= _certified_metrics(statistics)
+    return metrics | {
+        "balance_gate": numbers.balance_gate,
+        "balance_up": numbers.balance_up,
+        **_spread("gate_row_norm", numbers.gate_lengths),
+        **_spread("up_row_norm", numbers.up_lengths),
+        **_spread("down_column_norm", numbers.down_lengths),
+    }
+
+
+def _certified_metrics(statistics: GateUpEvidence) -> dict[str, float | int | str | None]:
     return {
-        "verdict": verdict.value,
-        "gate_statistic": statistics.gate.statistic,
-        "gate_z": statistics.gate.z,
         "gate_draws_p": statistics.gate.draws_p,
         "gate_log10_p": statistics.gate.log10_p,
-        "up_statistic": statistics.up.statistic,
-        "up_z": statistics.up.z,
         "up_draws_p": statistics.up.draws_p,
         "up_log10_p": statistics.up.log10_p,
         "paired_gate_draws_p": statistics.paired_gate.draws_p,
@@ -121,9 +311,11 @@ def layer_metrics(statistics: GateUpEvidence, verdict: Verdict) -> dict[str, flo
         "paired_up_log10_p": statistics.paired_up.log10_p,
         "down_columns_draws_p": statistics.down_columns.draws_p,
         "product_draws_p": statistics.product.draws_p,
-        "balance_gate": statistics.balance_gate,
-        "balance_up": statistics.balance_up,
     }
+
+
+def _spread(what: str, lengths: Spread | None) -> dict[str, float]:
+    return {} if lengths is None else {f"{what}_{name}": value for name, value in lengths._asdict().items()}
 
 
 _DETECTION = (
@@ -147,7 +339,7 @@ GATE_RULES: tuple[Rule, ...] = (
         fooled_by=_FOOLED_BY,
         report="https://github.com/nntrainer/nntrainer/pull/4194",
         needs=("family", "separate-gate"),
-        look=_look,
+        look=_swapped(fused=False),
     ),
     Rule(
         "ffn/fused-order",
@@ -159,6 +351,39 @@ GATE_RULES: tuple[Rule, ...] = (
         fooled_by=_FOOLED_BY,
         report="https://github.com/sgl-project/sglang/pull/32430",
         needs=("family", "fused-gate"),
-        look=_look,
+        look=_swapped(fused=True),
+    ),
+    Rule(
+        "ffn/fused-layout",
+        "error",
+        "statistical",
+        what="The rows of a fused tensor are cut otherwise than the family cuts them: interleaved, or in blocks.",
+        hurts="Each half holds rows of both projections, and every neuron is multiplied with another one's gate.",
+        detection=(
+            "All cuts are screened: halves, even and odd rows, blocks of 2, 4, 8 and 16 ranks, tiles of 16 to 128 "
+            "rows. Only under the true one is a side noise. A finding needs a certified p-value of what the declared "
+            "layout takes for up, the whole test passed under the other layout, and no third layout that fits; the "
+            "level is shared by all tensors and all cuts."
+        ),
+        fooled_by="A layout that is not among those tried: then nothing fits, and the layer is undecidable.",
+        report="https://github.com/NVIDIA-NeMo/Automodel/pull/1324",
+        needs=("family", "fused-gate"),
+        look=_relaid,
+    ),
+    Rule(
+        "ffn/mispaired-neurons",
+        "warning",
+        "statistical",
+        what="The rows of gate and up and the columns of down are in different orders, or of different networks.",
+        hurts="Neurons are multiplied with the gates of others: shapes fit, and nothing that was trained is computed.",
+        detection=(
+            "Training ties the length of a row of up to that of its column of down, and turns rows of gate and up "
+            "towards each other. A network in which either tie is missing, where nearly all others show it, is read "
+            "again: P(up), or the cosines of all rows, must be noise as well."
+        ),
+        fooled_by="A layer that was trained otherwise than all the others, or hardly at all: hence a warning.",
+        report="https://github.com/nntrainer/nntrainer/pull/4194",
+        needs=("family", "gate"),
+        look=_mispaired,
     ),
 )

@@ -1,40 +1,44 @@
 """One pass over a checkpoint: every byte of tensor data is read once, and leaves numbers behind.
 
-Tensors are streamed in pieces; only the projections of one layer are ever held whole, since telling gate from up, and
-counting idle neurons, needs them together. So memory is bounded by one layer's network and one piece, whatever the
-number of layers.
+Tensors are streamed in pieces, one read while another one is looked at. What is kept is small: extremes and moments, a
+hash, and of every gated network the signed sums that screen it. Only a network that its screen does not acquit is read
+again, for the certified test, and of a large one only some channels are held. So memory is bounded by two pieces and
+the sketches, whatever the number of layers.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from glassblock.audit.embedding import embedding_plan
-from glassblock.audit.evidence import Evidence, GateLayer, GateStudy, Unasked
-from glassblock.audit.gate_plans import ALPHA, GATE_RULE_NAMES, GatePlan, gate_plans
-from glassblock.audit.padding import idle_neurons, network_entries, networks_to_weigh
+from glassblock.audit.evidence import Evidence, GainMoments
+from glassblock.audit.gate_plans import GATE_RULE_NAMES, GatePlan, gate_plans
+from glassblock.audit.gate_screens import GateScreens
+from glassblock.audit.gate_study import Again, gate_study
+from glassblock.audit.grain import Grain
+from glassblock.audit.layer_numbers import gain_moments, gain_offsets
+from glassblock.audit.network_sketch import NetworkSketch, Tap, feed
+from glassblock.audit.neuron_numbers import Weighed
+from glassblock.audit.one_thread import one_thread
+from glassblock.audit.padding import WeighedNetworks
 from glassblock.audit.question import AuditCancelled, AuditQuestion
-from glassblock.audit.readable import resolved_layers, unreadable
+from glassblock.audit.read_ahead import ReadAhead
+from glassblock.audit.readable import unreadable
 from glassblock.audit.trouble import ReadTrouble, read_faults, trouble_of
-from glassblock.audit.values import TensorValues, values_of
+from glassblock.audit.values import TensorValues
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, shape_faults, split_fused
+from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, resolve_layers
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.reading import ReadMeter, read_chunks, read_tensor
+from glassblock.checkpoint.reading import ReadMeter, read_chunks
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
-from glassblock.numerics.gate_or_up import family_wise_level, gate_up_evidence, judge
-
-DRAWS = 199
-"""Sign draws per layer; the smallest p-value they can give is 0.005."""
 
 CPU_CHUNK_BYTES = 2 << 20
-"""A piece that stays in a core's cache while it is looked at several times."""
+"""A piece that stays in a cache while it is looked at several times."""
 
 GPU_CHUNK_BYTES = 32 << 20
 
@@ -53,9 +57,10 @@ def gather(
 
     Args:
         checkpoint: As opened.
-        question: Decides whether gates are judged, and how many bounds are certified; nothing else of it is read here.
+        question: Decides whether gates are judged, how many bounds are certified and how bytes are hashed; nothing else
+            of it is read here.
         device: Where the tensors go.
-        progress: Told (bytes done, bytes in all, what comes next) before each tensor or layer.
+        progress: Told (bytes done, bytes in all, what comes next) before each tensor.
         cancelled: Asked at the same places.
 
     Raises:
@@ -65,55 +70,72 @@ def gather(
         AccessRefused, ServiceUnavailable: A file may not be read any more, or too many are open.
     """
     unread = unreadable(checkpoint)
-    layers = resolved_layers(checkpoint)
+    layers, misfits = resolve_layers(checkpoint)
     plans, unasked = gate_plans(checkpoint, layers, unread)
-    tests = 2 * len(plans)
-    sweep = _Pass(
-        checkpoint,
-        layers,
-        device=device,
-        level=family_wise_level(max(tests, 1), alpha=ALPHA),
-        judging=question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules),
-        every_bound=question.certify,
-        unread=unread,
-        unasked=unasked,
-    )
-    steps = sorted(_steps(sweep, plans), key=lambda step: (step.entries[0].file.name, step.entries[0].start))
-    total = sum(entry.bytes for step in steps for entry in step.entries)
-    done = 0
-    for step in steps:
+    screens = GateScreens(plans, device=device)
+    weighed = WeighedNetworks(checkpoint, layers, planned=_dense(plans), unread=unread)
+    sweep = _Pass(checkpoint, layers, device=device, unread=unread, keep=weighed.biases)
+    for plan, sketch in screens.sketches():
+        sweep.tap(sketch)
+        sweep.labels.update((entry.name, f"layer {plan.layer}") for entry in plan.network.weights.values())
+    for sketch in weighed.sketches(device):
+        sweep.tap(sketch)
+    beside = Weighed(device)
+    planned = {(plan.layer, plan.network.expert) for plan in plans}
+    for sketch in beside.plain_networks(layers, planned=planned, unread=unread):
+        sweep.tap(sketch)
+    for entry, tap in beside.beside_experts(layers, checkpoint.entries, unread):
+        sweep.tap_rows(entry, tap)
+    steps = [entry for entry in checkpoint.entries.values() if entry.name not in unread]
+    steps.sort(key=lambda entry: (entry.file.name, entry.start))
+    total, done = sum(entry.bytes for entry in steps), 0
+
+    def tell(what: str) -> None:
         if cancelled():
             raise AuditCancelled
-        progress(done, total, step.label)
-        step.take()
-        done += sum(entry.bytes for entry in step.entries)
+        progress(done, total, what)
+
+    with one_thread(device), closing(sweep.ahead(steps, question, plans)) as ahead:
+        for entry in steps:
+            tell(sweep.labels.get(entry.name, entry.name))
+            sweep.take(entry, ahead.pieces(entry))
+            done += entry.bytes
     copies = _equal_copies(sweep, cancelled)
+    head_is_embedding = _head_is_embedding(sweep, ahead)
+    judging = question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules)
+    again = Again(
+        screens,
+        pieces=sweep.pieces,
+        lost=sweep.lost,
+        unread=sweep.unread,
+        every_bound=question.certify,
+        told=lambda layer: tell(f"layer {layer} once more"),
+    )
+    gates = gate_study(plans, unasked, again if judging else None)
     progress(done, total, "judging")
     faults = read_faults(checkpoint, sweep.troubles)
-    gated = checkpoint.family is not None and checkpoint.trunk is not None and checkpoint.family.feed_forward.gated
     return Evidence(
         checkpoint=checkpoint,
         question=question,
-        misfits=shape_faults(checkpoint),
+        misfits=misfits,
         layers=layers,
         values=MappingProxyType(sweep.values),
         unread=MappingProxyType(sweep.unread),
         read_faults=faults,
-        gates=GateStudy(ALPHA, tests, sweep.level, dict(sorted(sweep.gates.items())), sweep.unasked) if gated else None,
+        gates=gates if _gated(checkpoint) else None,
         embedding=None if sweep.embedding is None else sweep.embedding.energy(sweep.mean_squares),
-        head_is_embedding=sweep.head_is_embedding,
+        head_is_embedding=head_is_embedding,
         equal_copies=copies,
-        idle_neurons=MappingProxyType(sweep.idle),
+        idle_neurons=MappingProxyType(_idle(screens, weighed, sweep)),
+        gains=MappingProxyType(sweep.gains),
+        neurons=MappingProxyType(beside.networks | {key: found.numbers for key, found in screens.networks.items()}),
+        rows=MappingProxyType(beside.rows),
+        grains=MappingProxyType(sweep.grains),
+        digests=MappingProxyType(ahead.digests),
+        slice_digests=MappingProxyType(
+            {(name, checkpoint.entries[name].start + stop): part for (name, stop), part in ahead.part_digests.items()}
+        ),
     )
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One thing to read: what to call it, what it reads, and the doing."""
-
-    label: str
-    entries: tuple[TensorEntry, ...]
-    take: Callable[[], None]
 
 
 @dataclass
@@ -123,44 +145,99 @@ class _Pass:
     checkpoint: Checkpoint
     layers: Mapping[int, LayerTensors]
     device: torch.device
-    level: float
-    judging: bool
-    every_bound: bool
     unread: dict[str, str]
-    unasked: dict[int, Unasked]
+    keep: frozenset[str]
     meter: ReadMeter = field(default_factory=ReadMeter)
     values: dict[str, TensorValues] = field(default_factory=dict[str, TensorValues])
-    gates: dict[int, GateLayer] = field(default_factory=dict[int, GateLayer])
-    idle: dict[int, int] = field(default_factory=dict[int, int])
-    head_is_embedding: bool | None = None
-    mean_squares: list[Tensor] = field(default_factory=list[Tensor])
+    mean_squares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     troubles: list[ReadTrouble] = field(default_factory=list[ReadTrouble])
+    gains: dict[str, GainMoments] = field(default_factory=dict[str, GainMoments])
+    taps: dict[str, list[Tap]] = field(default_factory=dict[str, list[Tap]])
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    kept: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    grains: dict[str, Grain] = field(default_factory=dict[str, Grain])
 
     def __post_init__(self) -> None:
         self.embedding = embedding_plan(self.checkpoint, longest_row=self.chunk_bytes)
+        self.gain_offsets = gain_offsets(self.layers)
+        self._wide = torch.empty(0)
 
     @property
     def chunk_bytes(self) -> int:
         """Length of a piece."""
         return CPU_CHUNK_BYTES if self.device.type == "cpu" else GPU_CHUNK_BYTES
 
-    def pieces(self, entry: TensorEntry, elements: int | None = None) -> Iterator[Tensor]:
-        """A tensor in flat pieces, of so many elements where that is said."""
-        length = self.chunk_bytes if elements is None else elements * entry.bytes // entry.elements
-        return read_chunks(entry, length, device=self.device, meter=self.meter)
+    def tap(self, sketch: NetworkSketch) -> None:
+        """Feed a network's sketch, unless a row of one of its tensors is longer than a piece."""
+        entries = self.checkpoint.entries
+        if any(_row_bytes(entry) > self.chunk_bytes for entry in sketch.network.weights.values()):
+            return
+        for name, tap in sketch.taps(entries):
+            self.taps.setdefault(name, []).append(tap)
 
-    def measure(self, entry: TensorEntry, piece: Tensor) -> None:
-        """Take the mean squares of the embedding's rows; other tensors are let pass."""
-        if self.embedding is not None and entry.name == self.embedding.tensor:
-            self.mean_squares.append(self.embedding.mean_squares(piece))
+    def tap_rows(self, entry: TensorEntry, tap: Tap) -> None:
+        """Show the rows of one tensor, unless one is longer than a piece."""
+        if _row_bytes(entry) <= self.chunk_bytes:
+            self.taps.setdefault(entry.name, []).append(tap)
 
-    def whole(self, entry: TensorEntry) -> Tensor | None:
-        """A whole tensor, with what it holds noted; None where it cannot be read, which is noted too."""
+    def ahead(self, steps: list[TensorEntry], question: AuditQuestion, plans: tuple[GatePlan, ...]) -> ReadAhead:
+        """The reading of all tensors, in order. Of experts in stacks each slice has a hash of its own."""
+        for taps in self.taps.values():
+            taps.sort(key=lambda tap: tap.start)
+        cuts: dict[str, list[int]] = {}
+        for plan in plans:
+            for entry in plan.network.weights.values():
+                whole = self.checkpoint.entries[entry.name]
+                if entry.stop - entry.start < whole.bytes:
+                    cuts.setdefault(entry.name, []).append(entry.stop - whole.start)
+        return ReadAhead(
+            steps,
+            chunk_bytes=self.chunk_bytes,
+            device=self.device,
+            meter=self.meter,
+            kind=question.hash,
+            cuts=lambda entry: sorted(cuts.get(entry.name, ())),
+        )
+
+    def take(self, entry: TensorEntry, pieces: Iterator[Tensor]) -> None:
+        """Look at one tensor."""
+        values, passed, grain = TensorValues(), 0, Grain()
+        taps, width = self.taps.pop(entry.name, None), entry.shape[-1] if entry.shape else 1
+        measured = entry.dtype in FLOAT_CODES
         with self.reading(entry):
-            tensor = read_tensor(entry, self.device, self.meter)
-            self.values[entry.name] = values_of(tensor, chunk_elements=self.chunk_bytes // tensor.itemsize)
-            return tensor
-        return None
+            for piece in pieces:
+                wide = self._widened(piece) if measured else piece
+                values = values.and_then(piece, wide if measured else None)
+                grain = grain.and_then(piece) if measured else grain
+                self._measure(entry, piece, wide, passed)
+                if taps:
+                    feed(taps, wide.view(-1, width), passed // width)
+                passed += piece.numel()
+            self.values[entry.name] = values
+            if measured:
+                self.grains[entry.name] = grain
+
+    def _widened(self, piece: Tensor) -> Tensor:
+        """In float32, in one buffer for all pieces: what is allocated anew costs more than the conversion."""
+        if piece.dtype.itemsize >= 4:
+            return piece
+        if self._wide.numel() < piece.numel() or self._wide.device != piece.device:
+            self._wide = torch.empty(piece.numel(), device=piece.device)
+        return self._wide[: piece.numel()].copy_(piece)
+
+    def pieces(self, entry: TensorEntry) -> Iterator[Tensor]:
+        """A tensor, or a slice of one, once more, in whole rows."""
+        return read_chunks(entry, max(self.chunk_bytes, _row_bytes(entry)), device=self.device, meter=self.meter)
+
+    def lost(self, error: CheckpointUnusable | UnknownCheckpoint) -> str:
+        """Note that a tensor could not be read once more; why not."""
+        entries = self.checkpoint.entries.values()
+        failed = next((entry for entry in entries if entry.file.name == error.file), None)
+        if failed is None:
+            raise error
+        trouble = trouble_of(self.checkpoint, failed, error)
+        self.troubles.append(trouble)
+        return trouble.reason
 
     @contextmanager
     def reading(self, entry: TensorEntry) -> Generator[None]:
@@ -169,112 +246,82 @@ class _Pass:
             yield
         except (CheckpointUnusable, UnknownCheckpoint) as error:
             if self.embedding is not None and entry.name == self.embedding.tensor:
-                self.mean_squares.clear()  # a part of the rows speaks for none of the others
+                self.mean_squares = torch.zeros(0)  # a part of the rows speaks for none of the others
+            self.gains.pop(entry.name, None)
+            self.kept.pop(entry.name, None)
             trouble = trouble_of(self.checkpoint, entry, error)
             self.unread.setdefault(entry.name, trouble.reason)
             self.troubles.append(trouble)
 
+    def _measure(self, entry: TensorEntry, piece: Tensor, wide: Tensor, passed: int) -> None:
+        """Mean squares of the embedding's rows, the size of gains, biases that are asked for."""
+        if self.embedding is not None and entry.name == self.embedding.tensor:
+            if not passed:
+                # At once: what is allocated between two pieces keeps the allocator from using their place again.
+                self.mean_squares = torch.zeros(entry.shape[0], dtype=torch.float64)
+            found = self.embedding.mean_squares(piece, wide)
+            self.mean_squares[passed // self.embedding.width :][: len(found)] = found
+        if entry.name in self.gain_offsets and entry.dtype in FLOAT_CODES:
+            moments, before = gain_moments(piece, offset=self.gain_offsets[entry.name]), self.gains.get(entry.name)
+            if moments is not None:
+                self.gains[entry.name] = moments if before is None else before.joined(moments)
+        if entry.name in self.keep:
+            before_this = self.kept.get(entry.name)
+            self.kept[entry.name] = piece.clone() if before_this is None else torch.cat([before_this, piece])
 
-def _steps(sweep: _Pass, plans: Mapping[int, GatePlan]) -> Iterator[_Step]:
-    """Every tensor that can be read, in exactly one step."""
+
+def _row_bytes(entry: TensorEntry) -> int:
+    return entry.bytes * entry.shape[-1] // entry.elements if entry.shape and entry.elements else 1
+
+
+def _dense(plans: Sequence[GatePlan]) -> frozenset[int]:
+    return frozenset(plan.layer for plan in plans if plan.network.expert is None)
+
+
+def _gated(checkpoint: Checkpoint) -> bool:
+    family = checkpoint.family
+    return family is not None and checkpoint.trunk is not None and any(row.gated for row in family.networks)
+
+
+def _idle(screens: GateScreens, weighed: WeighedNetworks, sweep: _Pass) -> dict[int, int]:
+    dense = {layer: found.idle for (layer, expert), found in screens.networks.items() if expert is None}
+    return dense | weighed.idle(sweep.kept)
+
+
+def _head_is_embedding(sweep: _Pass, ahead: ReadAhead) -> bool | None:
+    """Whether the output head holds the embedding's numbers; None where one of the two cannot be told."""
     checkpoint = sweep.checkpoint
-    taken = set(sweep.unread)
-    for layer, plan in plans.items():
-        entries = tuple(plan.tensors.weights.values())
-        taken.update(entry.name for entry in entries)
-        yield _Step(f"layer {layer}", entries, partial(_take_gates, sweep, layer, plan))
-    for layer, tensors in networks_to_weigh(checkpoint, sweep.layers, planned=plans, unread=sweep.unread):
-        entries = network_entries(tensors)
-        taken.update(entry.name for entry in entries)
-        yield _Step(f"layer {layer}", entries, partial(_take_network, sweep, layer, tensors))
-    if checkpoint.family is not None and checkpoint.trunk is not None:
-        embedding, head = embedding_entry(checkpoint), head_entry(checkpoint)
-        if embedding is not None and embedding.name not in taken:
-            if head is not None and head.name not in taken and _comparable(embedding, head):
-                taken.update((embedding.name, head.name))
-                yield _Step(embedding.name, (embedding, head), partial(_take_pair, sweep, embedding, head))
-            elif head is not None and head.name not in taken and head.shape != embedding.shape:
-                sweep.head_is_embedding = False
-    for entry in checkpoint.entries.values():
-        if entry.name not in taken:
-            yield _Step(entry.name, (entry,), partial(_take, sweep, entry))
+    if checkpoint.family is None or checkpoint.trunk is None:
+        return None
+    embedding, head = embedding_entry(checkpoint), head_entry(checkpoint)
+    if embedding is None or head is None or {embedding.name, head.name} & sweep.unread.keys():
+        return None
+    if head.shape != embedding.shape or not _comparable(embedding, head):
+        return False if head.shape != embedding.shape else None
+    digests = [ahead.digests.get(entry.name) for entry in (embedding, head)]
+    if embedding.dtype == head.dtype and None not in digests:
+        return digests[0] == digests[1]
+    return _equal_numbers(sweep, embedding, head)
 
 
-def _take(sweep: _Pass, entry: TensorEntry) -> None:
-    values = TensorValues()
-    with sweep.reading(entry):
-        for piece in sweep.pieces(entry):
-            values = values.and_then(piece)
-            sweep.measure(entry, piece)
-        sweep.values[entry.name] = values
-
-
-def _take_pair(sweep: _Pass, embedding: TensorEntry, head: TensorEntry) -> None:
-    """Embedding and output head side by side, so that each is read once and they are compared as well."""
-    wide = max(entry.bytes // entry.elements for entry in (embedding, head))
-    values, head_values, equal = TensorValues(), TensorValues(), True
+def _equal_numbers(sweep: _Pass, one: TensorEntry, other: TensorEntry) -> bool | None:
+    """Of two dtypes, or without hashes: a second look at both, side by side."""
+    element = max(entry.bytes // entry.elements for entry in (one, other))
+    elements = sweep.chunk_bytes // element
+    both = (
+        read_chunks(entry, elements * entry.bytes // entry.elements, device=sweep.device, meter=sweep.meter)
+        for entry in (one, other)
+    )
     try:
-        pairs = (sweep.pieces(entry, sweep.chunk_bytes // wide) for entry in (embedding, head))
-        for piece, head_piece in zip(*pairs, strict=True):
-            values, head_values = values.and_then(piece), head_values.and_then(head_piece)
-            sweep.measure(embedding, piece)
-            equal = equal and bool((piece == head_piece).all())
-    except (CheckpointUnusable, UnknownCheckpoint):
-        # One of the two fails: each by itself tells which, and the other one is still looked at.
-        sweep.mean_squares.clear()
-        _take(sweep, embedding)
-        _take(sweep, head)
-    else:
-        sweep.values[embedding.name], sweep.values[head.name] = values, head_values
-        sweep.head_is_embedding = equal
+        return all(bool((piece == other_piece).all()) for piece, other_piece in zip(*both, strict=True))
+    except (CheckpointUnusable, UnknownCheckpoint) as error:
+        sweep.lost(error)
+        return None
 
 
 def _comparable(one: TensorEntry, other: TensorEntry) -> bool:
     """Whether two tensors can be compared number by number."""
     return one.shape == other.shape and one.elements > 0 and {one.dtype, other.dtype} <= FLOAT_CODES
-
-
-def _take_gates(sweep: _Pass, layer: int, plan: GatePlan) -> None:
-    tensors = plan.tensors
-    read = {part: sweep.whole(entry) for part, entry in tensors.weights.items()}
-    weights = {part: weight for part, weight in read.items() if weight is not None}
-    if len(weights) < len(read):
-        lost = next(entry.name for part, entry in tensors.weights.items() if part not in weights)
-        sweep.unasked[layer] = Unasked(sweep.unread[lost])
-        return
-    oriented = {part: weight.T if plan.transposed else weight for part, weight in weights.items()}
-    down = oriented["down"]
-    gate, up = (oriented["gate"], oriented["up"]) if plan.fused is None else split_fused(oriented["fused"], plan.fused)
-    sweep.idle[layer] = idle_neurons(sweep.checkpoint, weights, {})
-    if not sweep.judging:
-        return
-    statistics = gate_up_evidence(
-        gate,
-        up,
-        down,
-        seed=layer,
-        level=sweep.level,
-        draws=DRAWS,
-        certify="all" if sweep.every_bound else "screened",
-    )
-    sweep.gates[layer] = GateLayer(
-        gate=tensors.weights["gate" if plan.fused is None else "fused"].name,
-        up=tensors.weights["up" if plan.fused is None else "fused"].name,
-        down=tensors.weights["down"].name,
-        companions=tuple(entry.name for part, entry in tensors.biases.items() if part in {"gate", "up", "fused"}),
-        statistics=statistics,
-        judgement=judge(statistics, level=sweep.level),
-    )
-
-
-def _take_network(sweep: _Pass, layer: int, tensors: LayerTensors) -> None:
-    """Count the idle neurons of a network that is too wide and not tested for its gate."""
-    weights = {part: sweep.whole(entry) for part, entry in tensors.weights.items()}
-    biases = {part: sweep.whole(entry) for part, entry in tensors.biases.items()}
-    found = {part: weight for part, weight in weights.items() if weight is not None}
-    found_biases = {part: bias for part, bias in biases.items() if bias is not None}
-    if len(found) == len(weights) and len(found_biases) == len(biases):
-        sweep.idle[layer] = idle_neurons(sweep.checkpoint, found, found_biases)
 
 
 def _equal_copies(sweep: _Pass, cancelled: Callable[[], bool]) -> Mapping[str, bool]:

@@ -33,7 +33,17 @@ def gain_moments(piece: Float[Tensor, " n"], *, offset: float) -> GainMoments | 
     if not piece.numel():
         return None
     wide = piece.to(torch.float64) + offset
-    return GainMoments(wide.numel(), float(wide.square().sum()), float(wide.min()), float(wide.max()))
+    narrow = (piece + offset).to(torch.float64)
+    off = (narrow - wide).abs() / wide.abs()
+    off = off[off > 0]
+    return GainMoments(
+        wide.numel(),
+        float(wide.square().sum()),
+        float(wide.min()),
+        float(wide.max()),
+        len(off),
+        float(off.max()) if len(off) else 0.0,
+    )
 
 
 def norm_metrics(evidence: Evidence, layer: int) -> dict[str, Metric]:

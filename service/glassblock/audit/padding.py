@@ -4,14 +4,16 @@ Zeros that fill the width up to a multiple change no output; a width that is wro
 """
 
 from collections.abc import Container, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from glassblock.audit.network_sketch import NetworkSketch
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors, split_fused
+from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, split_fused
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import Sourced, size_of
 
@@ -23,7 +25,7 @@ class Width(NamedTuple):
     declared: Sourced[int]
 
 
-def wider_than_declared(checkpoint: Checkpoint, tensors: LayerTensors) -> Width | None:
+def wider_than_declared(checkpoint: Checkpoint, tensors: LayerTensors) -> Width | None:  # noqa: PLR0911
     """The width of a layer whose network is consistent and too wide; None where it is neither.
 
     Raises:
@@ -32,30 +34,24 @@ def wider_than_declared(checkpoint: Checkpoint, tensors: LayerTensors) -> Width 
     family, config, down = checkpoint.family, checkpoint.config, tensors.weights.get("down")
     if family is None or config is None or down is None or len(down.shape) != 2:
         return None
-    in_out = family.feed_forward.layout == "in_out"
-    outer, inner = down.shape[::-1] if in_out else down.shape
-    declared = size_of(config, family, "intermediate")
-    if inner <= declared.value or outer != size_of(config, family, "hidden").value:
+    network = tensors.network(None).row
+    if network.width is None:
+        return None
+    first, last = (layout == "in_out" for layout in network.layouts)
+    outer, inner = down.shape[::-1] if last else down.shape
+    declared, hidden = size_of(config, family, network.width[0]), size_of(config, family, "hidden")
+    if len(network.width) > 1 or declared is None or hidden is None:
+        return None
+    if inner <= declared.value or outer != hidden.value:
         return None
     rows = {"gate": inner, "up": inner, "fused": 2 * inner, "down": outer}
     for part, entry in tensors.weights.items():
         shape = (rows[part], inner if part == "down" else outer)
-        if entry.shape != (shape[::-1] if in_out else shape):
+        if entry.shape != (shape[::-1] if (last if part == "down" else first) else shape):
             return None
     if any(entry.shape != (rows[part],) for part, entry in tensors.biases.items()):
         return None
     return Width(inner, declared)
-
-
-def networks_to_weigh(
-    checkpoint: Checkpoint, layers: Mapping[int, LayerTensors], *, planned: Container[int], unread: Container[str]
-) -> Iterator[tuple[int, LayerTensors]]:
-    """Layers that are too wide, and whose weights nobody else looks at as a whole."""
-    for layer, tensors in layers.items():
-        entries = network_entries(tensors)
-        readable = all(entry.dtype in FLOAT_CODES and entry.name not in unread for entry in entries)
-        if layer not in planned and readable and wider_than_declared(checkpoint, tensors) is not None:
-            yield layer, tensors
 
 
 def network_entries(tensors: LayerTensors) -> tuple[TensorEntry, ...]:
@@ -63,23 +59,75 @@ def network_entries(tensors: LayerTensors) -> tuple[TensorEntry, ...]:
     return (*tensors.weights.values(), *tensors.biases.values())
 
 
-def idle_neurons(checkpoint: Checkpoint, weights: Mapping[str, Tensor], biases: Mapping[str, Tensor]) -> int:
-    """How many neurons are zero in every projection.
+class WeighedNetworks:
+    """Layers that are too wide, and whose neurons nobody else weighs: their lengths are taken as they go by."""
 
-    Args:
-        checkpoint: A checkpoint with a family, which says how weights are stored and what is fused.
-        weights: Weights of a network by part, as stored.
-        biases: Biases by part; that of `down` belongs to no neuron.
-    """
-    if checkpoint.family is None:
-        raise ValueError("the checkpoint has no family: no network of it is known")
-    network = checkpoint.family.feed_forward
-    oriented = {part: weight.T if network.layout == "in_out" else weight for part, weight in weights.items()}
-    active = oriented["down"].any(0)
-    for part, rows in (*oriented.items(), *((part, bias[:, None]) for part, bias in biases.items())):
-        if part == "fused" and network.fused is not None:
-            for half in split_fused(rows, network.fused):
-                active = torch.logical_or(active, half.any(1))
-        elif part != "down":
-            active = torch.logical_or(active, rows.any(1))
-    return int((~active).sum())
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layers: Mapping[int, LayerTensors],
+        *,
+        planned: Container[int],
+        unread: Container[str],
+    ) -> None:
+        """Choose them.
+
+        Args:
+            checkpoint: As opened.
+            layers: What they are made of.
+            planned: Layers whose networks are weighed when their gates are screened.
+            unread: Tensors that cannot be read.
+        """
+        self._networks: dict[int, tuple[NetworkTensors, int, int]] = {}
+        self._lengths: dict[int, tuple[Tensor, ...]] = {}
+        for layer, tensors in layers.items():
+            dense = tensors.dense
+            entries = network_entries(tensors)
+            readable = all(entry.dtype in FLOAT_CODES and entry.name not in unread for entry in entries)
+            if dense is None or layer in planned or not readable:
+                continue
+            width = wider_than_declared(checkpoint, tensors)
+            if width is not None:
+                shape = dense.weights["down"].shape
+                outer = shape[1] if dense.row.layouts[1] == "in_out" else shape[0]
+                self._networks[layer] = (dense, width.stored, outer)
+
+    @property
+    def biases(self) -> frozenset[str]:
+        """Names of the biases that belong to their neurons."""
+        return frozenset(
+            entry.name
+            for network, _, _ in self._networks.values()
+            for part, entry in network.biases.items()
+            if part != "down"
+        )
+
+    def sketches(self, device: torch.device) -> Iterator[NetworkSketch]:
+        """One for each of them, to be fed."""
+        for layer, (network, neurons, width) in self._networks.items():
+            yield NetworkSketch(network, neurons, width, None, device, partial(self._closed, layer))
+
+    def idle(self, biases: Mapping[str, Tensor]) -> dict[int, int]:
+        """How many neurons of each are zero in every projection and in every bias.
+
+        Args:
+            biases: Those of `biases` that could be read; a network that lacks one is left out.
+        """
+        found: dict[int, int] = {}
+        for layer, lengths in self._lengths.items():
+            network = self._networks[layer][0]
+            own = [entry.name for part, entry in network.biases.items() if part != "down"]
+            if any(name not in biases for name in own):
+                continue
+            active = torch.stack([squares > 0 for squares in lengths]).any(0)
+            for part, entry in network.biases.items():
+                if part == "fused" and network.row.fused is not None:
+                    for half in split_fused(biases[entry.name], network.row.fused):
+                        active = active.logical_or(half.cpu() != 0)
+                elif part != "down":
+                    active = active.logical_or(biases[entry.name].cpu() != 0)
+            found[layer] = int((~active).sum())
+        return found
+
+    def _closed(self, layer: int, sketch: NetworkSketch) -> None:
+        self._lengths[layer] = tuple(sketch.squares.values())

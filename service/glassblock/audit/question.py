@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.recordings import Recording
+
+Hash = Literal["fast", "sha256", "none"]
+"""What is computed of a tensor's bytes: xxh3_128, which tells accidental equality; sha256, which cannot be forged."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +21,10 @@ class AuditQuestion:
         against_name: What messages call that config.
         certify: Bound the p-value of every tensor; otherwise only of those that seeded draws do not rule out.
         family: Row of the family table, where no config names one.
+        reference: Another checkpoint to compare every tensor with, as opened; None compares with none.
+        reference_name: What the report calls it.
+        captures: Tensors captured in an engine, to explain layer by layer; None for none.
+        hash: Of each tensor's bytes: fast, or one that cannot be forged, or none.
     """
 
     rules: tuple[str, ...] | None = None
@@ -22,6 +32,10 @@ class AuditQuestion:
     against_name: str = "against"
     certify: bool = False
     family: str | None = None
+    hash: Hash = "fast"
+    reference: Checkpoint | None = None
+    reference_name: str = "reference"
+    captures: Recording | None = None
 
 
 class AuditCancelled(Exception):

@@ -17,6 +17,7 @@ class Found:
     tensors: tuple[str, ...] = ()
     file: str | None = None
     byte: int | None = None
+    expert: int | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fix: Fix | None = None
     level: Level | None = None
@@ -85,6 +86,7 @@ def _finding(rule: Rule, found: Found) -> Finding:
         level=found.level or rule.level,
         certainty=found.certainty or rule.certainty,
         layer=found.layer,
+        expert=found.expert,
         tensors=found.tensors,
         file=found.file,
         byte=found.byte,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from glassblock.audit.evidence import Evidence, Need
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.audit.unrouted import unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
 from glassblock.checkpoint.layers import LayerTensors
@@ -38,7 +39,12 @@ def _non_finite(evidence: Evidence) -> Iterator[Outcome]:
 
 
 def _all_zero(evidence: Evidence) -> Iterator[Outcome]:
-    zero = [name for name, values in evidence.values.items() if values.all_zero and _must_not_vanish(evidence, name)]
+    unreached = unrouted_tensors(evidence)
+    zero = [
+        name
+        for name, values in evidence.values.items()
+        if values.all_zero and name not in unreached and _must_not_vanish(evidence, name)
+    ]
     for names in alike(zero).values():
         first = evidence.checkpoint.entries[names[0]]
         yield Found(
@@ -100,7 +106,9 @@ def _unread(evidence: Evidence) -> Iterator[Skipped]:
     yield from (Skipped(layer=layer_of(name), reason=reason) for name, reason in sorted(evidence.unread.items()))
 
 
-def _misfit_rule(*kinds: LayerFaultKind) -> Callable[[Evidence], Iterator[Outcome]]:
+def misfit_look(*kinds: LayerFaultKind) -> Callable[[Evidence], Iterator[Outcome]]:
+    """Tells the faults of these kinds between the family's names and the tensors that are there."""
+
     def look(evidence: Evidence) -> Iterator[Outcome]:
         if not evidence.layers:
             yield Skipped(reason="the config does not say which tensors the layers are made of")
@@ -182,7 +190,8 @@ TENSOR_RULES: tuple[Rule, ...] = (
         _all_zero,
         what="Every number of a weight or of a norm's gain is zero.",
         hurts="The branch behind it contributes nothing, which looks like a slightly worse model.",
-        detection="Every number is read. Biases, adapters that start at zero, buffers and gains of 1 + w may be zero.",
+        detection="Every number is read. Biases, adapters that start at zero, buffers, gains of 1 + w and "
+        "experts that the router has no row for may be zero.",
         fooled_by="Weights that were pruned away on purpose: hence a warning, not an error.",
         report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
         level="warning",
@@ -193,7 +202,7 @@ TENSOR_RULES: tuple[Rule, ...] = (
 MISSING_RULES: tuple[Rule, ...] = (
     _rule(
         "ffn/missing-tensor",
-        _misfit_rule("missing-tensor"),
+        misfit_look("missing-tensor"),
         what="A weight that the family has is in no file.",
         hurts="Loaders that do not insist initialise it at random.",
         detection="The family's names are looked up for every layer, for the embedding too.",
@@ -203,7 +212,7 @@ MISSING_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "ffn/missing-bias",
-        _misfit_rule("missing-bias"),
+        misfit_look("missing-bias"),
         what="A bias that config or family declares is in no file.",
         hurts="It is taken as zero or as random numbers, depending on the loader.",
         detection="Declaration (config, else family) against presence, per projection.",
@@ -223,7 +232,7 @@ MISSING_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "norm/role",
-        _misfit_rule("missing-norm"),
+        misfit_look("missing-norm"),
         what="A norm that the family applies in a layer has no gain (or no bias) in any file.",
         hurts="It runs with a gain of one, or the name was given to a norm in another place.",
         detection="The family's norm names, role by role, are looked up for every layer.",
@@ -233,7 +242,7 @@ MISSING_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "norm/final-missing",
-        _misfit_rule("final-missing"),
+        misfit_look("final-missing"),
         what="The norm after the last layer is in no file.",
         hurts="The head receives hidden states of another scale: the ranking of tokens changes.",
         detection="The family's name of it is looked up; families without one are let pass.",

@@ -1,10 +1,14 @@
-"""What the numbers of a tensor are, told from pieces of it: not finite anywhere, zero everywhere."""
+"""What the numbers of a tensor are, told from pieces of it: not finite, zero, how large, how many."""
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
+
+_NUMBERS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 @dataclass(frozen=True)
@@ -16,40 +20,58 @@ class TensorValues:
         non_finite: How many of them are NaN or infinite.
         first_non_finite: Index of the first of those, counted through the tensor row by row.
         any_nonzero: Whether one of them is not zero.
+        least, most: The extremes of those that are finite, where the dtype is one of real floating-point numbers; None
+            where there is none.
+        total, square_sum: Sums of the numbers and of their squares, from float32 sums over pieces; not finite where a
+            number is not. 0 for other dtypes.
     """
 
     elements: int = 0
     non_finite: int = 0
     first_non_finite: int | None = None
     any_nonzero: bool = False
+    least: float | None = None
+    most: float | None = None
+    total: float = 0.0
+    square_sum: float = 0.0
 
     @property
     def all_zero(self) -> bool:
         """Whether there are elements, and all are zero."""
         return self.elements > 0 and not self.any_nonzero
 
-    def and_then(self, piece: Shaped[Tensor, " n"]) -> "TensorValues":
-        """The same, with the next piece of the tensor looked at: flat, in order, in any dtype torch can hold."""
+    def and_then(self, piece: Shaped[Tensor, " n"], wide: Shaped[Tensor, " n"] | None = None) -> "TensorValues":
+        """The same, with the next piece of the tensor looked at: flat, in order, in any dtype torch can hold.
+
+        Args:
+            piece: As stored.
+            wide: The same in float32, where the caller has it.
+        """
         if piece.numel() == 0:
             return self
-        bad, any_nonzero = _looked_at(piece)
+        total = square_sum = 0.0
+        if piece.dtype in _NUMBERS:
+            wide = piece.to(torch.promote_types(piece.dtype, torch.float32)) if wide is None else wide
+            look = _looked_at_numbers(wide)
+            total, square_sum = float(wide.sum()), float(torch.dot(wide, wide))
+            if look.bad is None and not math.isfinite(square_sum):  # squares beyond float32
+                wide = wide.double()
+                total, square_sum = float(wide.sum()), float(torch.dot(wide, wide))
+        else:
+            look = _look(piece)
         first = self.first_non_finite
-        if first is None and bad is not None:
-            first = self.elements + int(bad.nonzero()[0])
+        if first is None and look.bad is not None:
+            first = self.elements + int(look.bad.nonzero()[0])
         return TensorValues(
             elements=self.elements + piece.numel(),
-            non_finite=self.non_finite + (0 if bad is None else int(bad.sum())),
+            non_finite=self.non_finite + look.bad_count,
             first_non_finite=first,
-            any_nonzero=self.any_nonzero or any_nonzero,
+            any_nonzero=self.any_nonzero or look.any_nonzero,
+            least=_least(self.least, look.least),
+            most=_most(self.most, look.most),
+            total=self.total + total,
+            square_sum=self.square_sum + square_sum,
         )
-
-
-def values_of(tensor: Shaped[Tensor, "..."], *, chunk_elements: int) -> TensorValues:
-    """What a whole tensor in memory holds, looked at in pieces that a cache can hold."""
-    values, flat = TensorValues(), tensor.reshape(-1)
-    for start in range(0, flat.numel(), chunk_elements):
-        values = values.and_then(flat[start : start + chunk_elements])
-    return values
 
 
 def coordinates(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -61,17 +83,45 @@ def coordinates(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
-def _looked_at(piece: Shaped[Tensor, " n"]) -> tuple[Bool[Tensor, " n"] | None, bool]:
-    """Which elements are NaN or infinite (None where none is), and whether any is not zero."""
+class _Look(NamedTuple):
+    """One piece: which elements are NaN or infinite (None where none is), and what the others are."""
+
+    bad: Bool[Tensor, " n"] | None
+    any_nonzero: bool
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def bad_count(self) -> int:
+        return 0 if self.bad is None else int(self.bad.sum())
+
+
+def _look(piece: Shaped[Tensor, " n"]) -> _Look:
     if piece.dtype.is_complex:
         parts = torch.view_as_real(piece)
         finite = parts.isfinite().all(-1)
-        return (None if finite.all() else ~finite), bool(parts.any())
+        return _Look(None if finite.all() else ~finite, bool(parts.any()))
     if not piece.dtype.is_floating_point:
         # A number of these dtypes is zero when all its bytes are.
-        return None, bool(piece.view(torch.uint8).any())
-    wide = piece if piece.dtype.itemsize > 1 else piece.to(torch.float32)
-    # A minimum hands NaN on and shows infinity: one pass at the speed of memory, where asking each element takes ten.
+        return _Look(None, bool(piece.view(torch.uint8).any()))
+    return _looked_at_numbers(piece.to(torch.float32))
+
+
+def _looked_at_numbers(wide: Shaped[Tensor, " n"]) -> _Look:
+    # Extremes hand NaN on and show infinity: one pass at the speed of memory, where asking each element takes ten.
     low, high = torch.aminmax(wide)
-    finite = bool(torch.isfinite(low) & torch.isfinite(high))
-    return (None if finite else ~wide.isfinite()), not finite or bool((low != 0) | (high != 0))
+    least, most = float(low), float(high)
+    if math.isfinite(least) and math.isfinite(most):
+        return _Look(None, least < 0 or most > 0, least, most)
+    finite = wide.isfinite()
+    some = wide[finite]
+    extremes = (float(some.min()), float(some.max())) if some.numel() else (None, None)
+    return _Look(~finite, any_nonzero=True, least=extremes[0], most=extremes[1])
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _most(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)

@@ -20,7 +20,7 @@ Computed in the dtype of `x`, which is float32 at least (`common_dtype`), and on
 arithmetic, not of an engine (`norm_jacobians`): a float32 row whose squares overflow has a Jacobian all the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -255,7 +255,7 @@ def refuse_unlike(feed_forward: FeedForward, wiring: Wiring) -> None:
         raise InvalidValue(
             "the closed form of the Jacobian covers no norm of the hidden units, no multipliers inside the network and"
             " no gain on its branch, and this block has one",
-            hint="Ask for the part 'norm', or for a block without.",
+            hint="Ask for the part 'norm' or 'layer', or for a block without.",
             field="part",
         )
 
@@ -275,15 +275,16 @@ def network_in(feed_forward: FeedForward, dtype: torch.dtype) -> FeedForward:
     def cast_to(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.detach().to(dtype)
 
-    return FeedForward(
+    # Not made anew: whatever else a network has must reach `refuse_unlike`.
+    return replace(
+        feed_forward,
         gate=cast_to(feed_forward.gate),
         up=feed_forward.up.detach().to(dtype),
         down=feed_forward.down.detach().to(dtype),
         gate_bias=cast_to(feed_forward.gate_bias),
         up_bias=cast_to(feed_forward.up_bias),
         down_bias=cast_to(feed_forward.down_bias),
-        activation=feed_forward.activation,
-        gating=feed_forward.gating,
+        hidden_norm=None if feed_forward.hidden_norm is None else feed_forward.hidden_norm.to(dtype),
     )
 
 

@@ -19,6 +19,7 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.golub_kahan import uniform_starts
 from glassblock.numerics.norm_factors import lengths, norm_factors
 from glassblock.numerics.norms import Norm
+from glassblock.numerics.token_coupled_norms import TokenFunction, push_forward
 from glassblock.numerics.wiring import Wiring
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
@@ -67,6 +68,22 @@ def check_norm(x: Float[Tensor, "tokens d"], norm: Norm, *, seed: int = 0) -> Fi
     wide, wired = x.detach().double(), norm.to(torch.float64)
     v = uniform_starts(*wide.shape, seed=seed).to(wide.device)
     return _compared(wired, wide, v, norm_factors(wide, wired).times(v), eps=norm.eps)
+
+
+def check_states(function: TokenFunction, x: Float[Tensor, "tokens d"], *, seed: int = 0) -> FiniteDifferenceCheck:
+    """The same for a function that couples tokens: one direction over all of them, one number.
+
+    Each token is moved by as much as it is large, so that a massive one does not decide the step of all.
+    """
+    wide = x.detach().double()
+    v = uniform_starts(*wide.shape, seed=seed).to(wide.device) * lengths(wide, keepdim=True)
+    v = v / lengths(v.reshape(1, -1)) if bool(v.any()) else uniform_starts(*wide.shape, seed=seed).to(wide.device)
+
+    def flat(states: Tensor) -> Tensor:
+        return function(states.view(wide.shape)).reshape(1, -1)
+
+    product = push_forward(function, wide, v).reshape(1, -1)
+    return _compared(flat, wide.reshape(1, -1), v.reshape(1, -1), product, eps=0.0)
 
 
 def _compared(

@@ -7,19 +7,24 @@ under the flip, so P(up) may be anything. The true gate thus shows in T, the tru
 Two controls are noise in every healthy network under either naming, T(columns of down) and P of gate * up, and not
 where the symmetry is broken by something else: u + 1 forms, one-sided clamps, activations on both branches. When one
 of them rejects there is no verdict.
+
+Before any of that a layer is screened (`sign_screen`). Where T(gate) stands far out and T(up) does not, the layer is as
+named and nothing more is computed. A screen acquits; it never convicts.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum, unique
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
-from glassblock.numerics.near_duplicates import near_duplicate_groups
+from glassblock.numerics.near_duplicates import near_duplicate_groups, near_duplicate_indices, row_sketch
+from glassblock.numerics.sign_screen import SignScreen
 from glassblock.numerics.sign_symmetry import (
     BLOCK_ENTRIES,
     SignedRows,
@@ -30,7 +35,15 @@ from glassblock.numerics.sign_symmetry import (
     fair_signs,
     randomised,
 )
-from glassblock.numerics.unit_rows import UnitRows, centred_unit_rows, product_rows
+from glassblock.numerics.unit_rows import UnitRows, centred_unit_rows, product_rows, rescaled_rows
+
+
+class Spread(NamedTuple):
+    """Lengths of the rows of one weight that are finite and not zero."""
+
+    least: float
+    median: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,8 @@ class GateUpEvidence:
         balance_gate, balance_up: Correlation over neurons of log row length with log column length of down. Training
             balances the true up with down; a gate may or may not be balanced, so this never convicts. None where
             lengths do not vary.
+        gate_lengths, up_lengths, down_lengths: Of the rows of gate and up and of the columns of down. They are for
+            pictures: no verdict looks at them. None where no row has a length.
     """
 
     gate: SymmetryTest
@@ -55,6 +70,45 @@ class GateUpEvidence:
     product: SymmetryTest
     balance_gate: float | None
     balance_up: float | None
+    gate_lengths: Spread | None = None
+    up_lengths: Spread | None = None
+    down_lengths: Spread | None = None
+
+
+GATE_STANDS_OUT = 12.0
+"""z from which the screen takes a gate for one: an order of magnitude below those of trained ones."""
+
+UP_IS_SUSPICIOUS = 3.0
+"""z from which up goes to the certified test. From v = m^2 / d = 200 on, none with a smaller one can be convicted by
+it (`least_log10_p`); below, none of 880 was."""
+
+
+@dataclass(frozen=True)
+class GateScreen:
+    """What one look at the weights of a layer (or expert) shows, under the names they carry.
+
+    Attributes:
+        gate, up: T of the two projections, with a few drawn ones.
+        balance_gate, balance_up, gate_lengths, up_lengths, down_lengths: As those of `GateUpEvidence`.
+    """
+
+    gate: SignScreen
+    up: SignScreen
+    balance_gate: float | None = None
+    balance_up: float | None = None
+    gate_lengths: Spread | None = None
+    up_lengths: Spread | None = None
+    down_lengths: Spread | None = None
+
+    @property
+    def as_named(self) -> bool:
+        """Whether the gate stands out and up does not, so that no certificate is needed."""
+        return self.gate.stands_out(GATE_STANDS_OUT) and self.up.quiet(UP_IS_SUSPICIOUS)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether up may be the gate: a certified test could reject it."""
+        return not self.up.quiet(UP_IS_SUSPICIOUS)
 
 
 @unique
@@ -98,6 +152,7 @@ class Judgement:
             it is certified too (for "as named" only if the evidence certified all). They look at different rows but
             at the same signs: each has its own p-value, and the two are not to be multiplied.
         log10_p: Certified log10 p-value of the direct statistic behind the verdict; None when undecidable.
+        screened: Whether the screen was enough, so that nothing was certified. Only "as named" can be screened.
     """
 
     verdict: Verdict
@@ -105,6 +160,11 @@ class Judgement:
     would_decide: str | None
     rejections: int
     log10_p: float | None
+    screened: bool = False
+
+
+SCREENED = Judgement(Verdict.AS_NAMED, None, None, 0, None, screened=True)
+"""The judgement of a layer that its screen acquits."""
 
 
 def family_wise_level(tests: int, *, alpha: float = 1e-3) -> float:
@@ -153,32 +213,107 @@ def gate_up_evidence(
     _check(gate, up, down, level)
     ties = Ties.of_groups(near_duplicate_groups([gate, up, down.T]))
     gate_units, up_units, down_units = (_unit_rows(weight) for weight in (gate, up, down.T))
-
-    def of(left: UnitSource, right: UnitSource | None = None) -> SignedRows:
-        make = left if right is None else _products(left, right)
-        return SignedRows(make, *gate.shape, device=gate.device, ties=ties)
-
-    gate_rows = of(gate_units)
-    signs = fair_signs(gate_rows, draws=draws, seed=seed)
-
-    def test(rows: SignedRows, *, wanted: bool = True) -> SymmetryTest:
-        result = randomised(rows, signs)
-        if certify == "all" or (wanted and not result.noise):
-            return dataclasses.replace(result, log10_p=certified(rows))
-        return result
-
-    named_gate = test(gate_rows)
-    balance_gate, balance_up = _balances(gate, up, down.T)
-    return GateUpEvidence(
-        gate=named_gate,
-        up=test(of(up_units)),
-        paired_gate=test(of(gate_units, down_units)),
-        paired_up=test(of(up_units, down_units), wanted=not named_gate.rejected(level)),
-        down_columns=test(of(down_units)),
-        product=test(of(gate_units, up_units)),
-        balance_gate=balance_gate,
-        balance_up=balance_up,
+    sources = _Sources(
+        gate=gate_units,
+        up=up_units,
+        paired_gate=_products(gate_units, down_units),
+        paired_up=_products(up_units, down_units),
+        down_columns=down_units,
+        product=_products(gate_units, up_units),
     )
+    gate_lengths, up_lengths, down_lengths = (_lengths(rows) for rows in (gate, up, down.T))
+    tested = _tested(sources, gate, ties, seed=seed, level=level, draws=draws, every_bound=certify == "all")
+    return GateUpEvidence(
+        *tested,
+        balance_gate=log_length_correlation(gate_lengths, down_lengths),
+        balance_up=log_length_correlation(up_lengths, down_lengths),
+        gate_lengths=spread_of(gate_lengths),
+        up_lengths=spread_of(up_lengths),
+        down_lengths=spread_of(down_lengths),
+    )
+
+
+def summed_gate_up_evidence(
+    experts: Iterable[tuple[Float[Tensor, "m d"], Float[Tensor, "m d"], Float[Tensor, "d m"]]],
+    *,
+    seed: int,
+    level: float,
+    draws: int = 199,
+    certify: Literal["all", "screened"] = "screened",
+) -> GateUpEvidence:
+    """All statistics of the experts of one layer together: of the sums over experts of their unit rows.
+
+    One sign for each neuron index, in all experts at once: valid for experts drawn apart and for copies of one network
+    that kept the order of its neurons (upcycling), and more powerful than any expert alone. Copies in another order
+    are found, across experts too, and their indices share a sign. P-values of single experts are not to be combined:
+    upcycled experts share their signs, so these p-values are not independent.
+
+    Args:
+        experts: Gate, up and down of each, as `gate_up_evidence` takes them; held one at a time.
+        seed, level, draws, certify: As there.
+
+    Raises:
+        InvalidValue: No expert, or shapes that do not belong together.
+    """
+    totals: dict[str, Tensor] = {}
+    sketches: dict[str, list[Tensor]] = {name: [] for name in ("gate", "up", "down")}
+    some: Tensor | None = None
+    for gate, up, down in experts:
+        _check(gate, up, down, level)
+        some = gate if some is None else some
+        if gate.shape != some.shape:
+            raise InvalidValue(f"one expert's gate is {list(some.shape)}, another's {list(gate.shape)}")
+        units = {
+            name: centred_unit_rows(weight) for name, weight in (("gate", gate), ("up", up), ("down_columns", down.T))
+        }
+        for name, left, right in _PRODUCTS:
+            units[name] = product_rows(units[left], units[right])
+        for name, found in units.items():
+            totals[name] = totals[name].add_(found.rows) if name in totals else found.rows.clone()
+        for name, weight in (("gate", gate), ("up", up), ("down", down.T)):
+            sketches[name].append(row_sketch(weight))
+    if some is None:
+        raise InvalidValue("a mixture without experts has no evidence")
+    ties = Ties.of_groups(near_duplicate_indices(sketches.values(), width=some.shape[1]))
+    sources = _Sources(**{name: _summed(total) for name, total in totals.items()})
+    tested = _tested(sources, some, ties, seed=seed, level=level, draws=draws, every_bound=certify == "all")
+    return GateUpEvidence(*tested, balance_gate=None, balance_up=None)
+
+
+class _Sources(NamedTuple):
+    """The unit rows behind each statistic."""
+
+    gate: UnitSource
+    up: UnitSource
+    paired_gate: UnitSource
+    paired_up: UnitSource
+    down_columns: UnitSource
+    product: UnitSource
+
+
+_PRODUCTS = (("paired_gate", "gate", "down_columns"), ("paired_up", "up", "down_columns"), ("product", "gate", "up"))
+
+
+def _tested(
+    sources: _Sources, like: Float[Tensor, "m d"], ties: Ties, *, seed: int, level: float, draws: int, every_bound: bool
+) -> tuple[SymmetryTest, SymmetryTest, SymmetryTest, SymmetryTest, SymmetryTest, SymmetryTest]:
+    """The six tests in that order, each certified where that is asked for or the draws do not find noise."""
+    found: dict[str, SymmetryTest] = {}
+    signs: Tensor | None = None
+    for name, source in sources._asdict().items():
+        rows = SignedRows(source, *like.shape, device=like.device, ties=ties)
+        signs = fair_signs(rows, draws=draws, seed=seed) if signs is None else signs
+        result = randomised(rows, signs)
+        wanted = name != "paired_up" or not found["gate"].rejected(level)
+        if every_bound or (wanted and not result.noise):
+            result = dataclasses.replace(result, log10_p=certified(rows))
+        found[name] = result
+    gate, up, paired_gate, paired_up, down_columns, product = found.values()
+    return gate, up, paired_gate, paired_up, down_columns, product
+
+
+def _summed(total: Float[Tensor, "m d"]) -> UnitSource:
+    return lambda span: rescaled_rows(total[span].clone())
 
 
 def _dwarfed(test: SymmetryTest, *, by: SymmetryTest) -> bool:
@@ -244,14 +379,6 @@ def _open_question(evidence: GateUpEvidence, level: float) -> Reason | None:
     return next((reason for holds, reason in reasons if holds), None)
 
 
-def _balances(
-    gate: Float[Tensor, "m d"], up: Float[Tensor, "m d"], down_columns: Float[Tensor, "m d"]
-) -> tuple[float | None, float | None]:
-    """Correlations over neurons of log row length with log column length of down, over those that have lengths."""
-    gate_length, up_length, down_length = (_lengths(rows) for rows in (gate, up, down_columns))
-    return _log_correlation(gate_length, down_length), _log_correlation(up_length, down_length)
-
-
 def _lengths(rows: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
     """In float64, which squares of float32 cannot overflow; block by block, for torch widens what it is given."""
     step = max(1, BLOCK_ENTRIES // rows.shape[1])
@@ -259,7 +386,17 @@ def _lengths(rows: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
     return torch.cat([cast("Tensor", torch.norm(rows[span], dim=1, dtype=torch.float64)) for span in spans])
 
 
-def _log_correlation(left: Float[Tensor, " m"], right: Float[Tensor, " m"]) -> float | None:
+def spread_of(lengths: Float[Tensor, " m"]) -> Spread | None:
+    """The least, the middle and the greatest length; None where no row has one."""
+    some = lengths[lengths.isfinite() & (lengths > 0)]
+    if not len(some):
+        return None
+    # The lower median of an even number is a length that some row has.
+    return Spread(float(some.min()), float(some.median()), float(some.max()))
+
+
+def log_length_correlation(left: Float[Tensor, " m"], right: Float[Tensor, " m"]) -> float | None:
+    """Correlation over neurons of the logarithms of two lengths, over those that have both."""
     lengths = torch.stack([left, right])
     logs = lengths[:, (lengths.isfinite() & (lengths > 0)).all(0)].log()
     if logs.shape[1] < 2 or float(logs.std(1).min()) < _EQUAL_LENGTHS:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.numerics.block_jacobians import Part, network_in, sides
+from glassblock.numerics.block_jacobians import Part, network_in, refuse_unlike, sides
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norm_factors import lengths
 from glassblock.numerics.norms import Norm
@@ -151,6 +151,7 @@ def layer_grams(
     Raises:
         ComputationCancelled: `watch` asked for it.
     """
+    refuse_unlike(feed_forward, wiring)
     network = network_in(feed_forward, dtype)
     left, right = sides(wiring, part)
     left_gain, right_gain = gain_of(left, dtype), gain_of(right, dtype)

@@ -6,7 +6,7 @@ fixed before any coin is tossed, and a test that gives each group one shared sig
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -46,6 +46,40 @@ def near_duplicate_groups(weights: Sequence[Float[Tensor, "m _"]]) -> Int[Tensor
     for weight in weights:
         groups = _tie(weight, groups)
     return groups
+
+
+def near_duplicate_indices(roles: Iterable[Sequence[Float[Tensor, "m k"]]], *, width: int) -> Int[Tensor, " m"]:
+    """Which neuron indices share a sign across the experts of a mixture.
+
+    A neuron may be the copy of one with another index in another expert; then flipping one index alone is no symmetry.
+    Sketches are compared and nothing confirms them, so pairs somewhat below the threshold are tied too, which costs
+    power and no validity.
+
+    Args:
+        roles: For gate, up and down, the sketches (`row_sketch`) of every expert, all over the same m neurons.
+        width: d, of the rows that were sketched.
+
+    Returns:
+        For each index the lowest one in its group.
+    """
+    groups = torch.zeros(0, dtype=torch.int64)
+    least = NEAR_DUPLICATE if width <= 2 * _SKETCH_WIDTH else _SCREEN
+    for sketches in roles:
+        every, neurons = torch.cat(list(sketches)), len(sketches[0])
+        groups = groups if len(groups) else torch.arange(neurons, device=every.device)
+        for start, stop in _spans(len(every), min(_BLOCK_ROWS, max(1, _BLOCK_ENTRIES // len(every)))):
+            close = (every[start:stop] @ every[start:].T).abs_() >= least
+            row, column = (axis + start for axis in close.nonzero(as_tuple=True))
+            row, column = row % neurons, column % neurons
+            apart = row != column  # the same index in another expert shares the sign already
+            if bool(apart.any()):
+                groups = _joined(groups, row[apart], column[apart])
+    return groups
+
+
+def row_sketch(weight: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
+    """Unit projections of the unit rows on the same random directions for every weight; the rows where d is small."""
+    return _sketch(weight)
 
 
 def _tie(weight: Float[Tensor, "m d"], groups: Int[Tensor, " m"]) -> Int[Tensor, " m"]:

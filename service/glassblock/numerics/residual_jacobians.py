@@ -8,6 +8,9 @@ With A the Jacobian of the sublayer where it is evaluated, J_N that of a norm, a
     PARALLEL        alpha I + beta A J_N(x) + the other branch's Jacobian
     BRANCH_OUTPUT   alpha I + beta J_N'(F(x)) A
 
+Where something stands inside that these products do not name (a norm of the hidden units, multipliers inside the
+network, a gain on its branch), the rows are pulled back through the block itself by autograd.
+
 The order of the factors is part of the answer: A J_N and J_N A differ even for a diagonal A, unless it is scalar.
 Computed in float32 at least; in float64 where any tensor is.
 """
@@ -18,7 +21,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from glassblock.errors import InvalidValue
-from glassblock.numerics.block import Placement, Wiring, apply_sublayer, check_sublayer, common_dtype, residual_stream
+from glassblock.numerics.block import (
+    Placement,
+    Wiring,
+    apply_sublayer,
+    check_sublayer,
+    common_dtype,
+    residual_output,
+    residual_stream,
+)
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norm_jacobians import norm_jacobian
 
@@ -50,6 +61,10 @@ def residual_jacobian(
     check_sublayer(x, sublayer)
     dtype = common_dtype(x, sublayer, wiring)
     x, wiring = x.to(dtype), wiring.to(dtype)
+    plain = isinstance(sublayer, Tensor) or sublayer.neuronwise
+    if not plain or wiring.branch_gain is not None:
+        jacobian = _by_autograd(x, sublayer, wiring)
+        return jacobian if other is None else jacobian + other.to(dtype)
     jacobian = wiring.branch_scale * _branch_jacobian(x, sublayer, wiring)
     jacobian = jacobian + wiring.residual_scale * torch.eye(x.shape[-1], dtype=dtype, device=x.device)
     if other is not None:
@@ -64,13 +79,31 @@ def feed_forward_jacobian(n: Float[Tensor, "*batch d"], feed_forward: FeedForwar
 
     Gated by a product: Wd (diag(a'(g) u) Wg + diag(a(g)) Wu). Plain: Wd diag(a'(u)) Wu. Where a clamp or an activation
     has a kink, the derivative is the one that PyTorch's backward takes there. In the dtype of `n`.
+
+    Raises:
+        InvalidValue: A norm of the hidden units, or multipliers, stand between the neurons and the output.
     """
+    if not feed_forward.neuronwise:
+        raise InvalidValue(
+            "the closed form of the Jacobian covers no norm of the hidden units and no multipliers inside the network",
+            hint="Use `residual_jacobian`, which falls back on autograd.",
+            field="feed_forward",
+        )
     up_weight = feed_forward.up.to(n.dtype)
     by_gate, by_up = _hidden_derivatives(n, feed_forward)
     inner = by_up.unsqueeze(-1) * up_weight
     if feed_forward.gate is not None and by_gate is not None:
         inner = inner + by_gate.unsqueeze(-1) * feed_forward.gate.to(n.dtype)
     return feed_forward.down.to(n.dtype) @ inner
+
+
+def _by_autograd(x: Tensor, sublayer: Tensor | FeedForward, wiring: Wiring) -> Tensor:
+    def block(row: Tensor) -> Tensor:
+        return residual_output(row, sublayer, wiring)
+
+    with torch.inference_mode(mode=False):
+        rows = [torch.func.jacrev(block)(row.clone()) for row in x.reshape(-1, x.shape[-1])]
+    return torch.stack(rows).detach().reshape(*x.shape, x.shape[-1])
 
 
 def _branch_jacobian(x: Tensor, sublayer: Tensor | FeedForward, wiring: Wiring) -> Tensor:

@@ -11,6 +11,8 @@ below is then of that part of J.
                  what is left, (I - Q Q^T) J (Meyer, Musco, Musco and Woodruff 2021, with the range finder of Halko,
                  Martinsson and Tropp 2011 on J in place of J J^T). It pays where a few directions hold most of the norm
 
+Where as many products as J has rows are no matter, it is exact: `ROWS`.
+
 A pilot decides which: the relative variance of |J^T z|^2 is about 2 over the effective rank tr(A)^2 / tr(A^2) of
 A = J J^T, and hutch++ runs where that is below `LOW_RANK`. Pilot probes count in neither. The standard error is that of
 the mean of the probes, and the 95 % interval Student's.
@@ -39,6 +41,8 @@ from glassblock.numerics.watching import UNWATCHED, Watch
 
 TokenFunction = Callable[[Tensor], Tensor]
 ESTIMATORS = ("hutchinson", "hutch++")
+ROWS = "rows"
+"""No estimate: every row of J, one product each."""
 PROBES = ("rademacher", "gaussian")
 LOW_RANK = 20
 _PILOT = 8
@@ -54,7 +58,7 @@ class FrobeniusEstimate(NamedTuple):
         lower, upper: Ends of the 95 % interval (Student's, of the square).
         probes: Random vectors that the mean is over.
         products: Products with J or its transpose that were made, pilot included.
-        estimator: A name of `ESTIMATORS`.
+        estimator: A name of `ESTIMATORS`, or `ROWS`: exact, up to rounding.
         distribution: A name of `PROBES`.
         seed: Of all random vectors.
         inputs, outputs: The positions that J was restricted to.
@@ -121,7 +125,8 @@ def coupled_frobenius(
         probes: Vectors in the mean; hutch++ makes another probes / 2 for its basis, two products each.
         seed: Of all random vectors.
         distribution: A name of `PROBES`.
-        estimator: A name of `ESTIMATORS`; None lets a pilot of 8 probes choose.
+        estimator: A name of `ESTIMATORS`; None lets a pilot of 8 probes choose. `ROWS` takes every row of J and no
+            probe.
         inputs: Positions of x that are differentiated by; all when None.
         outputs: Positions of the result that are differentiated.
         watch: Told and asked between products.
@@ -130,12 +135,7 @@ def coupled_frobenius(
         InvalidValue: A name, a position or a number of probes cannot be used, or the function changes the shape.
         ComputationCancelled: `watch` asked for it.
     """
-    for name, value, known in (("distribution", distribution, PROBES), ("estimator", estimator, (None, *ESTIMATORS))):
-        if value not in known:
-            told = tuple(str(entry) for entry in known if entry is not None)
-            raise InvalidValue(f"unknown {name} {value!r}", hint="Use one of these.", field=name, known=told)
-    if probes < 2:
-        raise InvalidValue(f"{probes} probes tell no error", hint="Ask for two at least.", field="probes")
+    _check_request(distribution, estimator, probes)
     jacobian = coupled_jacobian(function, x, inputs=inputs, outputs=outputs)
     n = len(jacobian.outputs) * x.shape[-1]
     # From the seed alone, whatever the device and the dtype of the computation.
@@ -152,6 +152,8 @@ def coupled_frobenius(
         done += 1
         return float(lengths(jacobian.pulled(z)).double().square())
 
+    if estimator == ROWS:
+        return _row_by_row(jacobian, distribution=distribution, seed=seed, watch=watch)
     if estimator is None:
         pilot = torch.tensor([square(draw()) for _ in range(_PILOT)], dtype=torch.float64)
         spread = float(pilot.var() / pilot.mean().square()) if float(pilot.mean()) > 0 else 0.0
@@ -315,6 +317,42 @@ def push_forward(function: TokenFunction, x: Tensor, v: Tensor) -> Tensor:
     """J v, in one pass forward."""
     _, moved = cast("tuple[Tensor, Tensor]", torch.func.jvp(function, (x,), (v,)))
     return moved.detach()
+
+
+def _check_request(distribution: str, estimator: str | None, probes: int) -> None:
+    for name, value, known in (
+        ("distribution", distribution, PROBES),
+        ("estimator", estimator, (None, *ESTIMATORS, ROWS)),
+    ):
+        if value not in known:
+            told = tuple(str(entry) for entry in known if entry is not None)
+            raise InvalidValue(f"unknown {name} {value!r}", hint="Use one of these.", field=name, known=told)
+    if probes < 2:
+        raise InvalidValue(f"{probes} probes tell no error", hint="Ask for two at least.", field="probes")
+
+
+def _row_by_row(jacobian: CoupledJacobian, *, distribution: str, seed: int, watch: Watch) -> FrobeniusEstimate:
+    rows = len(jacobian.outputs) * jacobian.x.shape[-1]
+    square = 0.0
+    for row in range(rows):
+        watch.at(row, rows, "rows")
+        unit = torch.zeros(rows, dtype=torch.float64)
+        unit[row] = 1.0
+        square += float(lengths(jacobian.pulled(unit)).double().square())
+    frobenius = math.sqrt(square)
+    return FrobeniusEstimate(
+        frobenius=frobenius,
+        standard_error=0.0,
+        lower=frobenius,
+        upper=frobenius,
+        probes=rows,
+        products=rows,
+        estimator=ROWS,
+        distribution=distribution,
+        seed=seed,
+        inputs=jacobian.inputs,
+        outputs=jacobian.outputs,
+    )
 
 
 def _captured(

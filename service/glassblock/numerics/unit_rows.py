@@ -61,7 +61,7 @@ def paired_rows(weight: Float[Tensor, "m d"], down: Float[Tensor, "d m"]) -> Uni
 
 def product_rows(left: UnitRows, right: UnitRows) -> UnitRows:
     """The elementwise product of two sets of unit rows, neuron by neuron, scaled to unit length."""
-    return _rescaled(left.rows * right.rows)
+    return rescaled_rows(left.rows * right.rows)
 
 
 def summed_expert_rows(experts: Float[Tensor, "experts m d"]) -> UnitRows:
@@ -73,10 +73,10 @@ def summed_expert_rows(experts: Float[Tensor, "experts m d"]) -> UnitRows:
     total = torch.zeros(experts.shape[1:], dtype=torch.float32, device=experts.device)
     for expert in experts:
         total += centred_unit_rows(expert).rows
-    return _rescaled(total)
+    return rescaled_rows(total)
 
 
-def _rescaled(rows: Float[Tensor, "m d"]) -> UnitRows:
+def rescaled_rows(rows: Float[Tensor, "m d"]) -> UnitRows:
     """Unit length without centring, in place; a row that cancelled to nothing is dropped."""
     length = _length(rows)
     return _scaled(rows, length, kept=length > CANCELLED_ROW)

@@ -1,0 +1,339 @@
+"""The checkpoint's own settings beside another engine's, name by name: what two engines would do otherwise.
+
+Each setting has one rule that tells it. A difference is an error, a conflict: one of the two configs is wrong for these
+tensors. What the other side does not tell is undecidable, with what would tell it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from glassblock.audit.engine_dialects import Spoken, read_engine
+from glassblock.audit.engine_settings import Settings, Told, settings_of
+from glassblock.audit.evidence import Evidence
+from glassblock.audit.rule import Checked, Found, Outcome
+from glassblock.checkpoint.architectures import BY_MODEL_TYPE
+from glassblock.checkpoint.layers import embedding_entry
+from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, LEARNED_ACTIVATIONS
+from glassblock.wire.audits import Fix, Skipped, Undecidable
+
+ONE_FLOAT32 = 2.0**-23
+"""Two decimal numbers that are one float32 number: formats such as GGUF store numbers so."""
+
+_TELLING_SIZES = ("layers", "vocab", "intermediate", "heads")
+
+
+class Group(NamedTuple):
+    """Settings that one rule tells.
+
+    Attributes:
+        rule: The rule.
+        words: What a difference is called; `{name}` is the setting within its group.
+        consequence: What goes wrong.
+        would_decide: What the other side would have to state.
+    """
+
+    rule: str
+    words: str
+    consequence: str
+    would_decide: str
+
+
+GROUPS: Mapping[str, Group] = MappingProxyType(
+    {
+        "norm": Group(
+            "norm/kind-conflict",
+            "the kind of the norm {name}",
+            "RMSNorm and LayerNorm differ by the mean that is subtracted",
+            "a config that states it, such as Megatron's normalization",
+        ),
+        "offset": Group(
+            "norm/offset",
+            "what is added to the gain of the norm {name}",
+            "a gain that is off by 1 scales the whole stream",
+            "a config that states it, such as Megatron's layernorm_zero_centered_gamma",
+        ),
+        "activation": Group(
+            "config/activation-conflict",
+            "the activation",
+            "every neuron is bent otherwise",
+            "a config with hidden_act, or the model_type whose default it is",
+        ),
+        "gating": Group(
+            "config/activation-conflict",
+            "the {name} where gate and up meet",
+            "only what reaches the clamp differs, which no average shows",
+            "a config that states swiglu_limit, or a whole config without it",
+        ),
+        "fused": Group(
+            "ffn/fused-order",
+            "the {name} of gate and up in one tensor",
+            "the activation is applied to the wrong half",
+            "the fused_order that the engine's kernel wants",
+        ),
+        "bias": Group(
+            "ffn/missing-bias",
+            "whether projections of {name} have biases",
+            "they are dropped, or left at what the loader fills in",
+            "a config that states it, such as mlp_bias or add_bias_linear",
+        ),
+        "tied": Group(
+            "config/tied-head",
+            "whether the output head is the embedding",
+            "a random head, a discarded one, or the wrong one of two",
+            "a config with tie_word_embeddings",
+        ),
+        "placement": Group(
+            "norm/role",
+            "where the norms of a block stand",
+            "the same tensors are applied elsewhere",
+            "a config that names the family",
+        ),
+        "size": Group(
+            "config/shape", "the size {name}", "shapes do not fit, or are filled up", "a config that states it"
+        ),
+        "number": Group("config/shape", "the {name}", "what it multiplies or turns is off", "a config that states it"),
+        "dtype": Group(
+            "config/dtype-conflict",
+            "the dtype",
+            "values beyond the range or below the resolution of the narrower one are lost",
+            "a config with torch_dtype",
+        ),
+    }
+)
+"""Every group of settings but the epsilons, whose rule attaches how much they matter."""
+
+EPS_RULE = "config/eps-conflict"
+AGAINST_RULES: tuple[str, ...] = tuple(dict.fromkeys((EPS_RULE, *(group.rule for group in GROUPS.values()))))
+"""The rules that a question asked with another engine's config is answered by."""
+
+
+def own_settings(evidence: Evidence) -> Settings:
+    """What the checkpoint's config and family make of it; sizes that no config tells are the tensors'."""
+    checkpoint, row = evidence.checkpoint, evidence.family
+    settings = settings_of(checkpoint.config, row)
+    embedding = embedding_entry(checkpoint)
+    if embedding is not None and len(embedding.shape) == 2:
+        for size, length in (("vocab", embedding.shape[0]), ("hidden", embedding.shape[1])):
+            if settings.get(f"size.{size}") is None:
+                settings.put(f"size.{size}", length, f"tensor {embedding.name}")
+    if settings.get("size.layers") is None:
+        settings.put("size.layers", checkpoint.layers, "the tensors")
+    if settings.get("dtype") is None:
+        codes = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+        stored = {codes.get(entry.dtype) for entry in checkpoint.entries.values() if len(entry.shape) > 1}
+        if len(stored) == 1 and (dtype := stored.pop()) is not None:
+            settings.put("dtype", dtype, "the tensors")
+    return settings
+
+
+def their_settings(evidence: Evidence) -> Spoken | None:
+    """What the other engine's config tells; None where none was given."""
+    against = evidence.question.against
+    return None if against is None else read_engine(against, evidence.question.against_name, evidence.family)
+
+
+def another_model(evidence: Evidence, ours: Settings, theirs: Spoken) -> str | None:
+    """In words, that the other config is of another model: another width, and something else beside it."""
+    differing = [
+        f"{name} {told.value} ({told.source}) where here it is {own.value}"
+        for name in ("hidden", *_TELLING_SIZES)
+        for own, told in ((ours.get(f"size.{name}"), theirs.settings.get(f"size.{name}")),)
+        if own is not None and told is not None and own.value != told.value
+    ]
+    other = BY_MODEL_TYPE.get(theirs.model or "")
+    if other is not None and other.name != evidence.family.name:
+        differing.append(f"the family {other.name} where here it is {evidence.family.name}")
+    if len(differing) < 2 or not differing[0].startswith("hidden "):
+        return None
+    return f"{evidence.question.against_name} is of another model: {'; '.join(differing)}"
+
+
+def answered(evidence: Evidence, rules: tuple[str, ...]) -> int:
+    """How many settings those rules could compare with the other engine's."""
+    if evidence.lacks("family") is not None:
+        return 0
+    theirs = their_settings(evidence)
+    ours = own_settings(evidence)
+    if theirs is None or another_model(evidence, ours, theirs) is not None:
+        return 0
+    names = [name for name in ours.told if rule_of(name) in rules]
+    return sum(theirs.settings.get(name) is not None for name in names)
+
+
+def rule_of(name: str) -> str:
+    """The rule that tells a setting."""
+    group = name.partition(".")[0]
+    return EPS_RULE if group == "eps" else GROUPS[group].rule
+
+
+def against_look(rule: str) -> Callable[[Evidence], Iterator[Outcome]]:
+    """What a rule says of another engine's config; nothing where none was given."""
+
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        if evidence.question.against is None:
+            return
+        reason = evidence.lacks("family")
+        if reason is not None:
+            yield Undecidable(reason=reason, would_decide="a checkpoint of a known family")
+            return
+        theirs = their_settings(evidence)
+        if theirs is None:
+            return
+        ours = own_settings(evidence)
+        other = another_model(evidence, ours, theirs)
+        if other is not None:
+            yield Undecidable(reason=other, would_decide="the config of an engine that runs this model")
+            return
+        yield from _compared(evidence, rule, ours, theirs)
+
+    return look
+
+
+def _compared(evidence: Evidence, rule: str, ours: Settings, theirs: Spoken) -> Iterator[Outcome]:
+    alike, unspoken = 0, dict[str, list[str]]()
+    differing: dict[tuple[str, Told, Told], list[str]] = {}
+    for name, own in ours.told.items():
+        group = name.partition(".")[0]
+        if rule_of(name) != rule or rule == EPS_RULE:
+            continue
+        told = theirs.settings.get(name)
+        problem = theirs.settings.why_not(name) if told is None else _unknown_activation(name, told)
+        if problem is not None:
+            yield Undecidable(reason=problem, would_decide=GROUPS[group].would_decide)
+        elif told is not None:
+            alike += 1
+            if not _same(name, own, told):
+                differing.setdefault((group, own, told), []).append(name)
+        elif not _neutral(name, own) and not (group == "offset" and theirs.dialect == "gguf"):
+            unspoken.setdefault(group, []).append(name)
+    for (group, own, told), names in differing.items():
+        yield _difference(evidence, GROUPS[group], names, own, told)
+    if alike:
+        yield Checked(alike)
+    yield from (_untold(evidence, theirs, GROUPS[group], names) for group, names in unspoken.items())
+    yield from _remarks(evidence, rule, theirs)
+
+
+def _untold(evidence: Evidence, theirs: Spoken, group: Group, names: list[str]) -> Undecidable:
+    what = group.words.format(name=", ".join(name.partition(".")[2] or name for name in names))
+    reason = f"{evidence.question.against_name} ({theirs.dialect}) does not tell {what}"
+    return Undecidable(reason=reason, would_decide=group.would_decide)
+
+
+def _remarks(evidence: Evidence, rule: str, theirs: Spoken) -> Iterator[Skipped]:
+    """What is to be known of the dialect, each under the rule that it is about."""
+    for remark in theirs.remarks:
+        if rule == ("norm/offset" if "1 + w" in remark else "config/shape"):
+            yield Skipped(reason=f"{evidence.question.against_name}: {remark}")
+
+
+def _difference(evidence: Evidence, group: Group, names: list[str], own: Told, other: Told) -> Found:
+    what = group.words.format(name=", ".join(_spelt(name) for name in names))
+    facts: dict[str, object] = {
+        "settings": names,
+        "declared": {"value": own.value, "source": own.source},
+        "other": {"value": other.value, "source": other.source},
+    }
+    found = Found(
+        f"{what} is {_shown(own.value)} ({own.source}) and {_shown(other.value)} ({other.source}): {group.consequence}",
+        file=None if evidence.checkpoint.config is None else evidence.checkpoint.config.path.name,
+        evidence=facts,
+        fix=Fix(
+            action="correct-engine",
+            description=f"Find out which was trained with, and set it on the other side ({other.source}).",
+        ),
+        level="error",
+        certainty="conflict",
+    )
+    if names[0] == "activation":
+        most = activation_difference(str(own.value), str(other.value))
+        if most is not None:
+            facts["largest_difference"] = most
+            found = replace(found, message=f"{found.message}; the two differ by at most {most:.2g} between -10 and 10")
+    elif names[0] == "fused.order":
+        stored = _stored_order(evidence) or str(own.value)
+        order = f"stored=[{stored}] engine=[{other.value}]"
+        found = replace(found, message=f"order conflict: {order}. {found.message[0].upper()}{found.message[1:]}")
+    elif names[0] == "dtype":
+        narrower = other.value == "float16"
+        if not narrower:
+            return replace(found, level="note", certainty="risk")
+        found = replace(found, message=f"{found.message}. float16 ends at 65,504")
+    elif names[0] == "number.rope_theta":
+        return replace(found, message=found.message.replace("the rope_theta", "the base of the rotary frequencies", 1))
+    return replace(found, evidence=facts)
+
+
+def _stored_order(evidence: Evidence) -> str | None:
+    """The order that the rows of a fused tensor show, where the certified test recovered it."""
+    if evidence.gates is None:
+        return None
+    orders = {
+        "gate|up" if network.stored.gate_first else "up|gate"
+        for layer in evidence.gates.layers.values()
+        for network in layer.networks
+        if network.stored is not None
+    }
+    return orders.pop() if len(orders) == 1 else None
+
+
+def activation_difference(one: str, other: str) -> float | None:
+    """The largest difference of two activations on a grid between -10 and 10; None where one needs its tensors."""
+    rows = [ACTIVATIONS.get(canonical_activation(name)) for name in (one, other)]
+    first, second = rows
+    if first is None or second is None:
+        return None
+    grid = torch.linspace(-10, 10, 20_001, dtype=torch.float64)
+    return float((first(grid) - second(grid)).abs().max())
+
+
+def canonical_activation(name: str) -> str:
+    """A name of the table of activations for an alias of one, however it is written."""
+    lower = name.lower()
+    return ACTIVATION_ALIASES.get(lower, lower)
+
+
+def _unknown_activation(name: str, told: Told) -> str | None:
+    known = (*ACTIVATIONS, *LEARNED_ACTIVATIONS)
+    if name != "activation" or canonical_activation(str(told.value)) in known:
+        return None
+    return f"{told.source} is {told.value!r:.60}, which is no known activation"
+
+
+def _same(name: str, own: Told, told: Told) -> bool:
+    one, other = own.value, told.value
+    if name == "activation":
+        rows = [ACTIVATIONS.get(canonical_activation(str(value))) for value in (one, other)]
+        forms = [row.formula if row is not None else str(value) for row, value in zip(rows, (one, other), strict=True)]
+        return forms[0] == forms[1]
+    if isinstance(one, bool) or isinstance(other, bool) or not isinstance(one, int | float):
+        return one == other
+    return isinstance(other, int | float) and math.isclose(one, other, rel_tol=ONE_FLOAT32)
+
+
+def _neutral(name: str, own: Told) -> bool:
+    """Whether a setting that nobody speaks of is as good as absent: no multiplier, no clamp, no cap."""
+    group = name.partition(".")[0]
+    if group == "number":
+        return own.value in (None, 1.0, "none", "default") or own.defaulted
+    if group == "size":
+        return own.defaulted
+    return own.value is None or group == "dtype"
+
+
+def _spelt(name: str) -> str:
+    group, _, rest = name.partition(".")
+    return rest.replace("_", " ") if group in ("size", "number") and not rest.startswith("rope") else rest or name
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,152 @@
+"""Rules that only a comparison answers: with another engine's config, another checkpoint, or captured tensors.
+
+`with_comparisons` also adds what a comparison says to the rules that look at the checkpoint alone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look
+from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided
+from glassblock.audit.evidence import Evidence
+from glassblock.audit.reference_findings import REFERENCE_RULES, reference_look
+from glassblock.audit.rule import Found, Outcome, Rule
+from glassblock.wire.audits import Skipped, Undecidable
+
+_ALONE = ("config/activation-conflict", "config/dtype-conflict", "norm/offset", "norm/kind-conflict")
+"""Rules whose own words speak of the comparison."""
+
+NEITHER = "no other engine's config, no reference and no captures were given that it could be told by"
+
+
+def with_comparisons(rule: Rule) -> Rule:
+    """The rule, saying also what another engine's config, a reference checkpoint and captures show, where given."""
+    looks: list[Callable[[Evidence], Iterator[Outcome]]] = []
+    if rule.name in AGAINST_RULES and rule.name != EPS_RULE:
+        looks.append(against_look(rule.name))
+    if rule.name in REFERENCE_RULES:
+        looks.append(reference_look(rule.name))
+    if rule.name in CAPTURE_RULES:
+        looks.append(capture_look(rule.name))
+
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        compared = [outcome for other in looks for outcome in other(evidence)]
+        # What a reference proves of a layer is not told once more as what its weights suggest.
+        proved = {(found.layer, found.expert) for found in compared if isinstance(found, Found) and found.tensors}
+        for outcome in rule.look(evidence):
+            if isinstance(outcome, Undecidable) and decided(evidence, rule.name, outcome.layer):
+                continue
+            if not (isinstance(outcome, Found) and (outcome.layer, outcome.expert) in proved):
+                yield outcome
+        yield from compared
+
+    if not looks:
+        return rule
+    also = " ".join(text for name, text in _ALSO.items() if rule.name in name and text not in rule.detection)
+    return replace(rule, look=look, detection=f"{rule.detection} {also}".strip())
+
+
+_ALSO = {
+    tuple(set(AGAINST_RULES) - {EPS_RULE, *_ALONE}): (
+        "Another engine's config (--against) that says otherwise is an error of its own, a conflict."
+    ),
+    tuple(REFERENCE_RULES - {*_ALONE, "tensor/transposed", "tensor/untrained"}): (
+        "Where a reference checkpoint is given (--reference), equal rows there prove it."
+    ),
+    tuple(
+        CAPTURE_RULES - {"norm/eps-mismatch"}
+    ): "Tensors captured in an engine (--captures) are replayed under every mistake, which proves it or clears it.",
+}
+
+
+def _unasked(
+    *, against: bool = False, reference: bool = False, captures: bool = False
+) -> Callable[[Evidence], Iterator[Outcome]]:
+    """Says that nobody asked; the comparisons themselves are added to every rule alike."""
+
+    def look(evidence: Evidence) -> Iterator[Outcome]:
+        question = evidence.question
+        given = (against and question.against is not None) or (reference and evidence.reference is not None)
+        if not (given or (captures and evidence.captures is not None)):
+            yield Skipped(reason=NEITHER)
+
+    return look
+
+
+COMPARISON_RULES: tuple[Rule, ...] = (
+    Rule(
+        "config/activation-conflict",
+        "error",
+        "conflict",
+        what="Two engines would apply different activations, or clamp differently where gate and up meet.",
+        hurts="Every neuron is bent otherwise; a clamp that is left out shows in the tails alone.",
+        detection="The activation and the clamp of the config are held against another engine's, through the table of "
+        "aliases; a key that is absent from a whole config is its default. The largest difference of the two is told.",
+        fooled_by="An engine that applies another activation than its config says.",
+        report="https://github.com/sgl-project/sglang/pull/39920",
+        needs=("family",),
+        look=_unasked(against=True, captures=True),
+    ),
+    Rule(
+        "config/dtype-conflict",
+        "error",
+        "conflict",
+        what="Another engine would run the model in float16, where it was saved in a dtype of wider range.",
+        hurts="Activations beyond 65,504 become infinite, then NaN: empty text, or one character for ever.",
+        detection="The dtype of the config, or else of the tensors, is held against another engine's. Any other "
+        "difference is a note: it rounds, and nothing overflows.",
+        fooled_by="A model whose activations stay small: that takes captured tensors to tell.",
+        report="https://github.com/huggingface/transformers/issues/9295",
+        needs=("family",),
+        look=_unasked(against=True),
+    ),
+    Rule(
+        "norm/offset",
+        "error",
+        "proved",
+        what="A gain is stored as w where it is used as 1 + w, or the reverse, or the 1 is added twice.",
+        hurts="Loads cleanly and answers garbage from the first token, or fluently about something else.",
+        detection="Two copies of a gain, here and in a reference of the same convention, differ by exactly 1: proved. "
+        "Another engine's config says that it adds another number: a conflict.",
+        fooled_by="Nothing, with a reference. A change of convention between two formats is no finding.",
+        report="https://github.com/ml-explore/mlx-lm/pull/1623",
+        needs=("family",),
+        look=_unasked(against=True, reference=True, captures=True),
+    ),
+    Rule(
+        "norm/kind-conflict",
+        "error",
+        "conflict",
+        what="Another engine would run LayerNorm where the family has RMSNorm, or the other way round.",
+        hurts="The mean is subtracted, or not, in every layer.",
+        detection="The arithmetic of the family's norms is held against what another engine's config says.",
+        fooled_by="An engine that runs another norm than its config says.",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
+        needs=("family",),
+        look=_unasked(against=True, captures=True),
+    ),
+    Rule(
+        "tensor/transposed",
+        "error",
+        "proved",
+        what="A square weight lies there with its axes exchanged.",
+        hurts="No shape tells, and the layer computes something else.",
+        detection="Every row of the weight is a column of the same weight in a reference.",
+        fooled_by="Nothing. Without a reference or captures a square weight is not looked at here.",
+        report="https://github.com/huggingface/transformers/issues/47031",
+        needs=("family",),
+        look=_unasked(reference=True, captures=True),
+    ),
+    Rule(
+        "tensor/untrained",
+        "error",
+        "proved",
+        what="A tensor has nothing to do with its counterpart in a reference that is otherwise the same model.",
+        hurts="A converter that copied nothing left random or stale numbers there, and reported success.",
+        detection="Most tensors equal the reference's, and the cosine of this one with its own is that of noise.",
+        fooled_by="A part that was trained anew on purpose, such as another head.",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
+        needs=("family",),
+        look=_unasked(reference=True),
+    ),
+)

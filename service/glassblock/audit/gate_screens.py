@@ -1,0 +1,144 @@
+"""The gates of all networks as they go by: each is screened when its last row has passed, and its sums are let go."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from glassblock.audit.gate_plans import GatePlan
+from glassblock.audit.network_sketch import NetworkSketch, Role
+from glassblock.audit.neuron_numbers import NeuronNumbers, neuron_numbers
+from glassblock.checkpoint.layers import Expert
+from glassblock.numerics.gate_or_up import GateScreen, log_length_correlation, spread_of
+from glassblock.numerics.pairing import pairing_z
+from glassblock.numerics.sign_screen import SignScreen, SignSums, screen_signs, screened, screened_together
+
+Key = tuple[int, Expert]
+"""A network: its layer, and which one of it."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """One network that has gone by.
+
+    Attributes:
+        gates: Its screen.
+        neurons: m.
+        idle: Neurons that are zero in all projections.
+        pairing_z: Of gate and up (`numerics.pairing`), over some of its neurons.
+        numbers: The neurons.
+    """
+
+    gates: GateScreen
+    neurons: int
+    idle: int
+    pairing_z: float | None
+    numbers: NeuronNumbers
+
+
+class GateScreens:
+    """What has been seen of all networks.
+
+    Of the routed experts of a layer the sums are kept until the layer is through, and longer only where they may be
+    asked for again: where an expert is suspicious, or the experts together are not as named.
+    """
+
+    def __init__(self, plans: Iterable[GatePlan], *, device: torch.device) -> None:
+        """The networks that will go by."""
+        self.networks: dict[Key, Screened] = {}
+        self._together: dict[int, GateScreen] = {}
+        self._sums: dict[int, dict[Expert, dict[Role, SignSums]]] = defaultdict(dict)
+        self._open: dict[int, int] = defaultdict(int)
+        self._device = device
+        self._plans = tuple(plans)
+        for plan in self._plans:
+            self._open[plan.layer] += isinstance(plan.network.expert, int)
+
+    def sketches(self) -> Iterator[tuple[GatePlan, NetworkSketch]]:
+        """One for each network, to be fed."""
+        for plan in self._plans:
+            yield (
+                plan,
+                NetworkSketch(
+                    plan.network,
+                    plan.neurons,
+                    plan.width,
+                    _signs_of(plan),
+                    self._device,
+                    self._closing(plan),
+                ),
+            )
+
+    def together(self, layer: int, without: Iterable[Expert]) -> GateScreen | None:
+        """The screen of all routed experts of a layer but some; None where it cannot be told from what was kept."""
+        left_out = frozenset(without)
+        kept = self._sums.get(layer)
+        if kept is None:
+            return None if left_out else self._together.get(layer)
+        return _together([sums for expert, sums in kept.items() if expert not in left_out])
+
+    def _closing(self, plan: GatePlan) -> Callable[[NetworkSketch], None]:
+        def closed(sketch: NetworkSketch) -> None:
+            found = _screened(sketch)
+            expert = plan.network.expert
+            self.networks[plan.layer, expert] = found
+            if isinstance(expert, int):
+                self._sums[plan.layer][expert] = dict(sketch.sums)
+                self._open[plan.layer] -= 1
+                if not self._open[plan.layer]:
+                    self._layer_closed(plan.layer)
+
+        return closed
+
+    def _layer_closed(self, layer: int) -> None:
+        experts = [found.gates for (of, expert), found in self.networks.items() if of == layer and expert != "shared"]
+        screen = _together(list(self._sums[layer].values()))
+        quiet = screen is not None and screen.as_named and not any(expert.suspicious for expert in experts)
+        if screen is not None:
+            self._together[layer] = screen
+        if quiet or all(expert.as_named for expert in experts):
+            del self._sums[layer]
+
+
+def _signs_of(plan: GatePlan) -> Callable[[], Tensor]:
+    """The same signs for all experts of a layer, so that their sums add up to those of the experts together."""
+    return lambda: _signs(plan.neurons, plan.layer)
+
+
+@lru_cache(maxsize=4)
+def _signs(neurons: int, layer: int) -> Tensor:
+    return screen_signs(neurons, seed=layer)
+
+
+def _together(parts: list[dict[Role, SignSums]]) -> GateScreen | None:
+    if not parts:
+        return None
+    gate, up = (screened_together([part[role] for part in parts]) for role in ("gate", "up"))
+    return GateScreen(gate, up)
+
+
+def _screened(sketch: NetworkSketch) -> Screened:
+    gate, up = (screened(sketch.sums[role]) if role in sketch.sums else _NOTHING for role in ("gate", "up"))
+    gate_lengths, up_lengths, down_lengths = (sketch.squares[role].double().sqrt() for role in ("gate", "up", "down"))
+    idle = (gate_lengths == 0) & (up_lengths == 0) & (down_lengths == 0)
+    return Screened(
+        GateScreen(
+            gate,
+            up,
+            log_length_correlation(gate_lengths, down_lengths),
+            log_length_correlation(up_lengths, down_lengths),
+            spread_of(gate_lengths),
+            spread_of(up_lengths),
+            spread_of(down_lengths),
+        ),
+        sketch.neurons,
+        int(idle.sum()),
+        pairing_z(sketch.sampled["gate"], sketch.sampled["up"]) if len(sketch.sampled) > 1 else None,
+        neuron_numbers(sketch.squares, sketch.width),
+    )
+
+
+_NOTHING = SignScreen(float("nan"), float("nan"), above=False, rows=0, dropped=0)

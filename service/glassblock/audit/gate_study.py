@@ -1,0 +1,320 @@
+"""From screens to verdicts: what the screen does not acquit is read again and put to the certified test."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import median
+
+from torch import Tensor
+
+from glassblock.audit.evidence import (
+    ExpertCount,
+    GateLayer,
+    GateStudy,
+    LayerGates,
+    Layout,
+    Mispaired,
+    PairingStudy,
+    Tested,
+    Unasked,
+)
+from glassblock.audit.gate_loading import Pieces, load_network
+from glassblock.audit.gate_plans import ALPHA, GatePlan
+from glassblock.audit.gate_screens import GateScreens, Key, Screened
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
+from glassblock.numerics.fused_layouts import RowLayout, layout_screens
+from glassblock.numerics.gate_or_up import (
+    SCREENED,
+    GateScreen,
+    GateUpEvidence,
+    Judgement,
+    Verdict,
+    family_wise_level,
+    gate_up_evidence,
+    judge,
+    summed_gate_up_evidence,
+)
+from glassblock.numerics.pairing import pairing_z
+from glassblock.numerics.sign_symmetry import sign_symmetry_test
+
+DRAWS = 199
+"""Sign draws of the certified test; the smallest p-value they can give is 0.005."""
+
+_TOGETHER_ENTRIES = 1 << 22  # of each of the six sums over experts
+_FEWEST_PAIRED = 4  # networks, before one can stand apart from the others
+_PAIRED = 10.0  # z that the others have
+_UNPAIRED = 3.0
+
+
+@dataclass(frozen=True)
+class Again:
+    """How suspects are looked at again.
+
+    Attributes:
+        screens: What was seen as the networks went by.
+        pieces: Reads a tensor once more, in whole rows.
+        lost: Told of a tensor that could not be read; the reason it gives is passed on.
+        unread: Tensors that could not be read the first time, with the reason.
+        every_bound: Put every network to the certified test.
+        told: Told before each network that is read again.
+    """
+
+    screens: GateScreens
+    pieces: Pieces
+    lost: Callable[[CheckpointUnusable | UnknownCheckpoint], str]
+    unread: Mapping[str, str]
+    every_bound: bool
+    told: Callable[[int], None]
+
+
+def gate_study(plans: Sequence[GatePlan], unasked: Mapping[int, tuple[Unasked, ...]], again: Again | None) -> GateStudy:
+    """The verdict on every network.
+
+    Args:
+        plans: The networks that were to be tested, by layer.
+        unasked: Why others were not.
+        again: How to look at suspects; None judges none.
+    """
+    tests = sum(plan.tests for plan in plans) + 2 * len(
+        {plan.layer for plan in plans if isinstance(plan.network.expert, int)}
+    )
+    level = family_wise_level(max(tests, 1), alpha=ALPHA)
+    layers: dict[int, LayerGates] = {}
+    open_questions = {layer: list(reasons) for layer, reasons in unasked.items()}
+    for layer, of_layer in groupby(plans if again is not None else (), key=lambda plan: plan.layer):
+        if again is None:
+            break
+        asked: list[GatePlan] = []
+        for plan in of_layer:
+            lost = next((again.unread[entry.name] for entry in _entries(plan) if entry.name in again.unread), None)
+            if lost is None:
+                asked.append(plan)
+            else:
+                open_questions.setdefault(layer, []).append(Unasked(lost, fused=plan.fused is not None))
+        try:
+            layers[layer] = _layer(asked, again, level)
+        except (CheckpointUnusable, UnknownCheckpoint) as error:
+            open_questions.setdefault(layer, []).append(Unasked(again.lost(error)))
+    pairing = PairingStudy(0, (), "gates were not asked about") if again is None else _pairing(plans, layers, again)
+    return GateStudy(
+        ALPHA, tests, level, layers, {layer: tuple(reasons) for layer, reasons in open_questions.items()}, pairing
+    )
+
+
+def _layer(plans: Sequence[GatePlan], again: Again, level: float) -> LayerGates:
+    experts = [plan for plan in plans if isinstance(plan.network.expert, int)]
+    networks = [_network(plan, again, level) for plan in plans if plan not in experts]
+    if not experts:
+        return LayerGates(tuple(networks))
+    closer, count, screened_alone = list[GateLayer](), ExpertCount(0, 0, 0), list[GatePlan]()
+    quiet: list[GatePlan] = []
+    for plan in experts:
+        screen = _screen_of(plan, again)
+        if screen is not None and screen.as_named and not again.every_bound:
+            screened_alone.append(plan)
+        elif screen is not None and not screen.suspicious and not again.every_bound:
+            quiet.append(plan)
+        else:
+            closer.append(_closely(plan, again, level))
+    decided = [one for one in closer if one.judgement.verdict is not Verdict.UNDECIDABLE]
+    open_ones = [one for one in closer if one.judgement.verdict is Verdict.UNDECIDABLE]
+    alone = len(screened_alone) + len(decided)
+    if not quiet and not open_ones:
+        return LayerGates((*networks, *closer), ExpertCount(alone, 0, 0), fused=experts[0].fused is not None)
+    guilty = {one.network for one in decided if one.judgement.verdict is Verdict.SWAPPED or one.relaid}
+    together = _together([plan for plan in experts if plan.network.expert not in guilty], again, level)
+    networks.extend(closer if together is None else (*closer, together))
+    by_sum = together is not None and together.judgement.verdict is not Verdict.UNDECIDABLE
+    rest = len(quiet) + len(open_ones)
+    count = ExpertCount(alone, rest if by_sum else 0, 0 if by_sum else rest)
+    return LayerGates(tuple(networks), count, fused=experts[0].fused is not None)
+
+
+def _network(plan: GatePlan, again: Again, level: float) -> GateLayer:
+    screen = _screen_of(plan, again)
+    if screen is not None and screen.as_named and not again.every_bound:
+        return _gate_layer(plan, plan.network.expert, screen, SCREENED)
+    return _closely(plan, again, level)
+
+
+def _closely(plan: GatePlan, again: Again, level: float) -> GateLayer:
+    """The certified test of one network, and of a fused one the layout first."""
+    again.told(plan.layer)
+    loaded = load_network(plan, again.pieces)
+    declared = _declared(plan)
+    stored = None
+    if declared is not None:
+        shown = [screen.layout for screen in layout_screens(loaded.first, seed=plan.layer)]
+        stored = _only(shown, plan)
+    groups = 1 if declared is None else declared.groups
+    gate_first = declared is None or declared.gate_first
+    relaid = stored is not None and stored.groups != groups
+    if stored is not None and relaid:
+        projections = loaded.split(stored.groups, gate_first=stored.gate_first)
+    else:
+        projections = loaded.split(groups, gate_first=gate_first)
+    statistics = _evidence(projections, plan, again, level)
+    judgement = judge(statistics, level=level)
+    found = _gate_layer(plan, plan.network.expert, _screen_of(plan, again), judgement, statistics)
+    found = replace(found, channels=loaded.channels if loaded.channels < plan.width else None, stored=stored)
+    if not relaid:
+        return found
+    if judgement.verdict is Verdict.AS_NAMED:
+        named_up = sign_symmetry_test(loaded.split(groups, gate_first=gate_first)[1], seed=plan.layer)
+        if named_up.rejected(level):
+            return replace(found, declared_up_log10_p=named_up.log10_p)
+    # Not certified under the layout it seems to have: what is said is said of the declared one.
+    statistics = _evidence(loaded.split(groups, gate_first=gate_first), plan, again, level)
+    return replace(found, stored=None, statistics=statistics, judgement=judge(statistics, level=level))
+
+
+def _evidence(projections: tuple[Tensor, Tensor, Tensor], plan: GatePlan, again: Again, level: float) -> GateUpEvidence:
+    certify = "all" if again.every_bound else "screened"
+    return gate_up_evidence(*projections, seed=plan.layer, level=level, draws=DRAWS, certify=certify)
+
+
+def _only(shown: Iterable[RowLayout | None], plan: GatePlan) -> Layout | None:
+    """The layout, where exactly one of all candidates is shown."""
+    found = [layout for layout in shown if layout is not None]
+    return None if len(found) != 1 else _layout(found[0].groups, plan, gate_first=found[0].gate_first)
+
+
+def _layout(groups: int, plan: GatePlan, *, gate_first: bool) -> Layout:
+    return Layout(groups, gate_first, interleaved=groups == plan.neurons > 1)
+
+
+def _declared(plan: GatePlan) -> Layout | None:
+    if plan.fused is None:
+        return None
+    groups = plan.neurons if plan.fused.arrangement == "interleaved" else 1
+    return _layout(groups, plan, gate_first=plan.fused.order[0] == "gate")
+
+
+def _together(plans: Sequence[GatePlan], again: Again, level: float) -> GateLayer | None:
+    """All routed experts of a layer but those that are exchanged themselves."""
+    if not plans:
+        return None
+    layer, kept = plans[0].layer, {plan.network.expert for plan in plans}
+    everyone = [expert for of, expert in again.screens.networks if of == layer and isinstance(expert, int)]
+    screen = again.screens.together(layer, [expert for expert in everyone if expert not in kept])
+    others = tuple(name for plan in plans[1:] for name in plan.names[:2])
+    if screen is not None and screen.as_named and not again.every_bound:
+        return replace(_gate_layer(plans[0], "experts", screen, SCREENED), others=others)
+    again.told(layer)
+    entries = max(_TOGETHER_ENTRIES, plans[0].neurons)
+
+    def loaded() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for plan in plans:
+            declared = _declared(plan)
+            network = load_network(plan, again.pieces, most_entries=entries)
+            groups, gate_first = (1, True) if declared is None else (declared.groups, declared.gate_first)
+            yield network.split(groups, gate_first=gate_first)
+
+    certify = "all" if again.every_bound else "screened"
+    statistics = summed_gate_up_evidence(loaded(), seed=layer, level=level, draws=DRAWS, certify=certify)
+    found = _gate_layer(plans[0], "experts", screen, judge(statistics, level=level), statistics)
+    return replace(found, others=others)
+
+
+def _gate_layer(
+    plan: GatePlan,
+    tested: Tested,
+    screen: GateScreen | None,
+    judgement: Judgement,
+    statistics: GateUpEvidence | None = None,
+) -> GateLayer:
+    gate, up, down = plan.names
+    return GateLayer(tested, gate, up, down, plan.companions, screen, judgement, statistics, declared=_declared(plan))
+
+
+def _screen_of(plan: GatePlan, again: Again) -> GateScreen | None:
+    found = again.screens.networks.get((plan.layer, plan.network.expert))
+    return None if found is None else found.gates
+
+
+def _entries(plan: GatePlan) -> Iterable[TensorEntry]:
+    return plan.network.weights.values()
+
+
+def _pairing(plans: Sequence[GatePlan], layers: Mapping[int, LayerGates], again: Again) -> PairingStudy:
+    """Networks whose neurons are not paired where those of nearly all others are.
+
+    Gate with up by the cosines of a few rows, up with down by the lengths of all; a suspect is read again, and is one
+    only if P(up) is noise too where the lengths accuse, or the cosines of all rows where those of a few do.
+    """
+    wrong = {
+        (layer, one.network)
+        for layer, gates in layers.items()
+        for one in gates.networks
+        if one.relaid or one.judgement.verdict is Verdict.SWAPPED
+    }
+    seen: dict[Key, tuple[GatePlan, Screened]] = {
+        (plan.layer, plan.network.expert): (plan, again.screens.networks[plan.layer, plan.network.expert])
+        for plan in plans
+        if (plan.layer, plan.network.expert) in again.screens.networks
+        and (plan.layer, plan.network.expert) not in wrong
+    }
+    if len(seen) < _FEWEST_PAIRED:
+        return PairingStudy(0, (), f"{len(seen)} gated networks are too few to tell which one stands apart")
+    lengths: dict[Key, float | None] = {key: _balance_z(found) for key, (_, found) in seen.items()}
+    cosines: dict[Key, float | None] = {key: found.pairing_z for key, (_, found) in seen.items()}
+    suspects: dict[Key, None] = {}
+    for measured in (lengths, cosines):
+        known = [z for z in measured.values() if z is not None]
+        if len(known) >= _FEWEST_PAIRED and median(known) >= _PAIRED:
+            for key, z in measured.items():
+                if z is not None and abs(z) < _UNPAIRED:
+                    suspects[key] = None
+    if not any(z is not None and z >= _PAIRED for measured in (lengths, cosines) for z in measured.values()):
+        return PairingStudy(0, (), "in no layer are the neurons paired clearly enough to miss it in another")
+    balances = median(found.gates.balance_up or 0.0 for _, found in seen.values())
+    mispaired: list[Mispaired] = []
+    for key in suspects:
+        plan, found = seen[key]
+        accused = _mispaired(plan, found, again, balances)
+        if accused is not None:
+            mispaired.append(accused)
+    return PairingStudy(len(seen), tuple(mispaired))
+
+
+def _mispaired(plan: GatePlan, found: Screened, again: Again, others: float) -> Mispaired | None:
+    again.told(plan.layer)
+    try:
+        loaded = load_network(plan, again.pieces)
+    except (CheckpointUnusable, UnknownCheckpoint) as error:
+        again.lost(error)
+        return None
+    declared = _declared(plan)
+    gate, up, down = loaded.split(
+        1 if declared is None else declared.groups, gate_first=declared is None or declared.gate_first
+    )
+    statistics = gate_up_evidence(gate, up, down, seed=plan.layer, level=0.5, draws=DRAWS)
+    step = max(1, plan.neurons // _COMPARED)
+    cosine = pairing_z(gate[::step], up[::step]) or 0.0
+    lengths = _balance_z(found)
+    by_lengths = lengths is not None and abs(lengths) < _UNPAIRED and statistics.paired_up.noise
+    by_cosines = abs(cosine) < _UNPAIRED
+    if not by_lengths and not by_cosines:
+        return None
+    tested, (named_gate, named_up, named_down) = plan.network.expert, plan.names
+    names = (named_up, named_down) if by_lengths and not by_cosines else (named_gate, named_up)
+    names = names if not (by_lengths and by_cosines) else (named_gate, named_up, named_down)
+    return Mispaired(
+        plan.layer,
+        tested,
+        tuple(dict.fromkeys(names)),
+        found.gates.balance_up or 0.0,
+        others,
+        statistics.paired_up.draws_p,
+        cosine,
+    )
+
+
+_COMPARED = 2048  # neurons whose cosines are all taken: a matrix of 32 MiB
+
+
+def _balance_z(found: Screened) -> float | None:
+    """The correlation of lengths in standard deviations of that of noise."""
+    balance = found.gates.balance_up
+    return None if balance is None else balance * found.neurons**0.5

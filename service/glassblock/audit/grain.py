@@ -1,0 +1,59 @@
+"""On which grid the numbers of a tensor lie: that of an 8-bit or 4-bit format, whole numbers, or bfloat16 in float32.
+
+Weights that were stored in few bits and never multiplied by their scale keep that grid, whatever dtype holds them. A
+trained weight leaves every grid within its first numbers, so looking costs next to nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+Grid = Literal["e4m3", "e4m3fnuz", "e5m2", "e2m1", "integer"]
+
+_FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_GRIDS: frozenset[Grid] = frozenset({"e4m3", "e4m3fnuz", "e5m2", "e2m1", "integer"})
+_FIRST = 1024  # numbers looked at before all of a piece are
+_LOW_BITS = 0xFFFF
+
+
+@dataclass(frozen=True)
+class Grain:
+    """What the numbers seen so far have in common.
+
+    Attributes:
+        grids: The grids that all of them lie on.
+        narrow: Whether all are float32 and have no bit that bfloat16 would not have.
+    """
+
+    grids: frozenset[Grid] = _GRIDS
+    narrow: bool = True
+
+    @property
+    def told(self) -> bool:
+        """Whether nothing is left to look for."""
+        return not self.grids and not self.narrow
+
+    def and_then(self, piece: Shaped[Tensor, " n"]) -> "Grain":
+        """With the next numbers of the tensor, which are of a plain floating-point dtype."""
+        if self.told or not piece.numel():
+            return self
+        first = self._with(piece[:_FIRST])
+        return first if first.told or piece.numel() <= _FIRST else first._with(piece[_FIRST:])
+
+    def _with(self, numbers: Tensor) -> "Grain":
+        wide = numbers.to(torch.float32)
+        narrow = self.narrow and numbers.dtype == torch.float32
+        narrow = narrow and not bool((numbers.contiguous().view(torch.int32) & _LOW_BITS).any())
+        return Grain(frozenset(grid for grid in self.grids if _on(grid, wide)), narrow)
+
+
+def _on(grid: Grid, wide: Tensor) -> bool:
+    if grid == "integer":
+        return bool((wide == wide.round()).all())
+    if grid == "e2m1":
+        return bool(torch.isin(wide.abs(), torch.tensor(_E2M1, device=wide.device)).all())
+    return bool((wide.to(_FLOAT8[grid]).to(torch.float32) == wide).all())

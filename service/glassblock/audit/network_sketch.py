@@ -1,0 +1,212 @@
+"""What one pass keeps of a feed-forward network: signed sums of gate and up, three lengths for each neuron, a few rows.
+
+The rows of its tensors are tapped as they go by. A sketch is closed when the last of its rows has passed; what is left
+then is a handful of numbers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.layers import NetworkTensors
+from glassblock.numerics.sign_screen import ColumnSums, RowSums, SignSums, add_column_squares
+
+Take = Callable[[Tensor, int], None]
+"""Rows as they lie in the file, and the number of the first of them."""
+
+
+@dataclass
+class Tap:
+    """Rows of one tensor that somebody wants to see go by.
+
+    Attributes:
+        start, stop: Which rows, of all rows of the tensor along its last axis.
+        take: Given them in order, counted from `start`.
+        done: Called once all of them have been given.
+    """
+
+    start: int
+    stop: int
+    take: Take
+    done: Callable[[], None]
+
+
+def feed(taps: list[Tap], rows: Float[Tensor, "r width"], start: int) -> None:
+    """Give the rows of a tensor from `start` on to its taps, which are sorted; those that are done are taken out."""
+    stop = start + len(rows)
+    for tap in taps:
+        if tap.start >= stop:
+            break
+        low, high = max(tap.start, start), min(tap.stop, stop)
+        if low < high:
+            tap.take(rows[low - start : high - start], low - tap.start)
+            if high == tap.stop:
+                tap.done()
+    while taps and taps[0].stop <= stop:
+        taps.pop(0)
+
+
+Role = Literal["gate", "up", "down"]
+
+
+SAMPLED = 64
+"""Neurons of which gate and up are kept whole, evenly spread, to see whether they are paired."""
+
+
+@dataclass
+class NetworkSketch:
+    """One network while it goes by.
+
+    Attributes:
+        network: Its tensors.
+        neurons, width: m and d.
+        signs: Makes the signs that its sums are taken with; None where only lengths are wanted.
+        device: Where the rows are.
+        closed: Called with the sketch once all of it has gone by.
+        sums: Of gate and up.
+        squares: Squared lengths of each neuron's rows, and of its column of down.
+        sampled: `[<= SAMPLED, d]`, the same neurons of gate and of up.
+    """
+
+    network: NetworkTensors
+    neurons: int
+    width: int
+    signs: Callable[[], Float[Tensor, "signs m"]] | None
+    device: torch.device
+    closed: Callable[["NetworkSketch"], None]
+    sums: dict[Role, SignSums] = field(default_factory=dict[Role, SignSums])
+    squares: dict[Role, Tensor] = field(default_factory=dict[Role, Tensor])
+    sampled: dict[Role, Tensor] = field(default_factory=dict[Role, Tensor])
+
+    def __post_init__(self) -> None:
+        self._working: dict[Role, _Sums | _Lengths] = {}
+        self._open: set[Role] = set()
+
+    def taps(self, entries: Mapping[str, TensorEntry]) -> Iterator[tuple[str, Tap]]:
+        """The taps on its tensors, by the name of the tensor.
+
+        Args:
+            entries: The tensors of the checkpoint, of which those of the network may be slices.
+        """
+        row = self.network.row
+        self._open = {role for part in self.network.weights for role in _roles(part)}
+        for part, entry in self.network.weights.items():
+            transposed = row.layouts[part == "down"] == "in_out"
+            whole = entries[entry.name]
+            row_bytes = entry.bytes * entry.shape[-1] // entry.elements
+            start = (entry.start - whole.start) // row_bytes
+            stop = start + entry.elements // entry.shape[-1]
+            if part != "fused":
+                role: Role = "down" if part == "down" else "gate" if part == "gate" else "up"
+                yield entry.name, self._tap(role, start, stop, transposed=transposed)
+                continue
+            yield from ((entry.name, tap) for tap in self._fused_taps(start, stop, transposed=transposed))
+
+    def _fused_taps(self, start: int, stop: int, *, transposed: bool) -> Iterator[Tap]:
+        fused = self.network.row.fused
+        if fused is None:
+            return
+        first, second = fused.order
+        interleaved = fused.arrangement == "interleaved"
+        if transposed or interleaved:
+            half = self.neurons
+            spans = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
+            consumers = [(role, self._consumer(role, transposed=transposed)) for role in (first, second)]
+            take = partial(_split, [(give, span) for (_, give), span in zip(consumers, spans, strict=True)], transposed)
+            yield Tap(start, stop, take, partial(self._done, first, second))
+            return
+        middle = (start + stop) // 2
+        yield self._tap(first, start, middle, transposed=False)
+        yield self._tap(second, middle, stop, transposed=False)
+
+    def _tap(self, role: Role, start: int, stop: int, *, transposed: bool) -> Tap:
+        return Tap(start, stop, self._consumer(role, transposed=transposed), partial(self._done, role))
+
+    def _consumer(self, role: Role, *, transposed: bool) -> Take:
+        """Made when the first rows come, so that nothing is held for a network that is still far."""
+        columns = transposed != (role == "down")
+
+        def give(rows: Tensor, start: int) -> None:
+            if role not in self._working:
+                if role == "down" or self.signs is None:
+                    self._working[role] = _Lengths(self.neurons, columns=columns, device=self.device)
+                else:
+                    self._working[role] = _Sums(self.signs(), self.width, columns=columns, device=self.device)
+            self._working[role].add(rows, start)
+
+        return give
+
+    def _done(self, *roles: Role) -> None:
+        for role in roles:
+            worked = self._working.pop(role, None)
+            if worked is not None:
+                self.squares[role] = worked.squares.to("cpu")
+                if isinstance(worked, _Sums):
+                    self.sums[role], self.sampled[role] = worked.finish(), worked.sampled
+            self._open.discard(role)
+        if not self._open:
+            self.closed(self)
+
+
+class _Sums:
+    """Signed sums over rows or columns, and a few neurons kept."""
+
+    def __init__(self, signs: Tensor, width: int, *, columns: bool, device: torch.device) -> None:
+        neurons = signs.shape[1]
+        self._sums = (ColumnSums if columns else RowSums)(signs, width, device)
+        self._columns = columns
+        self._chosen = torch.arange(0, neurons, max(1, neurons // SAMPLED), device=device)[:SAMPLED]
+        self.sampled = torch.zeros(len(self._chosen), width, device=device)
+
+    @property
+    def squares(self) -> Tensor:
+        return self._sums.squares
+
+    def add(self, rows: Tensor, start: int) -> None:
+        self._sums.add(rows, start)
+        if self._columns:
+            self.sampled[:, start : start + len(rows)] = rows[:, self._chosen].T
+        else:
+            inside = (self._chosen >= start) & (self._chosen < start + len(rows))
+            self.sampled[inside] = rows[self._chosen[inside] - start].to(self.sampled.dtype)
+
+    def finish(self) -> SignSums:
+        return self._sums.finish()
+
+
+class _Lengths:
+    """Squared lengths of rows or columns."""
+
+    def __init__(self, neurons: int, *, columns: bool, device: torch.device) -> None:
+        self.squares = torch.zeros(neurons, device=device)
+        self._columns = columns
+
+    def add(self, rows: Tensor, start: int) -> None:
+        wide = rows.to(torch.float32)
+        if self._columns:
+            add_column_squares(self.squares, wide)
+        else:
+            self.squares[start : start + len(rows)] = cast("Tensor", torch.linalg.vector_norm(wide, dim=1)).square_()
+
+
+def _roles(part: str) -> tuple[Role, ...]:
+    if part == "fused":
+        return ("gate", "up")
+    return ("gate",) if part == "gate" else ("up",) if part == "up" else ("down",)
+
+
+def _split(targets: list[tuple[Take, slice]], transposed: bool, rows: Tensor, start: int) -> None:  # noqa: FBT001
+    """Rows of a fused tensor whose columns alternate or halve, or whose rows alternate."""
+    for give, span in targets:
+        if transposed:
+            give(rows[:, span], start)
+        else:
+            # A piece may begin with either of the two.
+            offset = (span.start - start) % 2
+            give(rows[offset::2], (start + offset) // 2)

@@ -1,0 +1,175 @@
+"""What is kept of the lengths of a network's neurons, and of the rows of a few other matrices.
+
+Which neurons are zero where, how much their lengths vary, and which one is the loudest: a handful of numbers for each
+network. Networks without a gate are weighed here too, as are the attention and the router of mixtures, beside which an
+expert that was never trained shows.
+"""
+
+import math
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from glassblock.audit.network_sketch import NetworkSketch, Role, Tap
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.fitting import FLOAT_CODES
+from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
+
+Key = tuple[int, Expert]
+"""A network: its layer, and which one of it."""
+
+
+class Loudest(NamedTuple):
+    """The neuron whose rows of gate and up have the longest product; in a plain network, the longest row of up."""
+
+    neuron: int
+    gate: float | None
+    up: float
+
+
+@dataclass(frozen=True)
+class NeuronNumbers:
+    """The neurons of one network.
+
+    Attributes:
+        neurons, width: m and d.
+        zero: For each projection, the neurons whose row (of `down`, column) is zero in it but not in all of them: bit j
+            is neuron j. A neuron that is zero throughout is padding.
+        spread: For each projection, the standard deviation of the neurons' lengths over their mean; None of zeros.
+        loudest: See there; None where nothing has a length.
+    """
+
+    neurons: int
+    width: int
+    zero: Mapping[Role, int]
+    spread: Mapping[Role, float | None]
+    loudest: Loudest | None
+
+
+class RowNumbers(NamedTuple):
+    """The rows of one matrix: how many, how long each is stored, and how their lengths vary."""
+
+    rows: int
+    width: int
+    spread: float | None
+    zero: int
+
+
+def neuron_numbers(squares: Mapping[Role, Float[Tensor, " m"]], width: int) -> NeuronNumbers:
+    """From the squared length of each neuron in each projection."""
+    lengths: dict[Role, Tensor] = {role: squared.double().sqrt() for role, squared in squares.items()}
+    zeros: dict[Role, Tensor] = {role: length == 0 for role, length in lengths.items()}
+    idle = torch.stack(list(zeros.values())).all(0)
+    loud = lengths["up"] * lengths["gate"] if "gate" in lengths else lengths["up"]
+    loud = torch.where(loud.isfinite(), loud, -1.0)
+    first = int(loud.argmax())
+    gate = float(lengths["gate"][first]) if "gate" in lengths else None
+    loudest = Loudest(first, gate, float(lengths["up"][first])) if float(loud[first]) > 0 else None
+    zero: dict[Role, int] = {role: _bits(none & ~idle) for role, none in zeros.items()}
+    spread: dict[Role, float | None] = {role: _spread(length) for role, length in lengths.items()}
+    return NeuronNumbers(len(idle), width, zero, spread, loudest)
+
+
+def noise_spread(width: int, rows: int, *, deviations: float) -> float:
+    """How much the lengths of so many rows of independent normal numbers vary, with a margin.
+
+    A row of d such numbers has a length whose standard deviation over its mean is 1 / sqrt(2 d); seen over m rows, that
+    is uncertain by a part in sqrt(2 m). Numbers from a uniform or a truncated distribution vary less.
+    """
+    return (1 + deviations / math.sqrt(2 * rows)) / math.sqrt(2 * width)
+
+
+NOISE = 5.0
+"""Standard deviations of the scatter of noise by which lengths may vary more and are noise still."""
+
+
+def is_noise(found: NeuronNumbers) -> bool:
+    """Whether the neurons' lengths vary in no projection more than those of independent numbers do."""
+    most = noise_spread(found.width, found.neurons, deviations=NOISE)
+    return all(spread is not None and spread <= most for spread in found.spread.values())
+
+
+@dataclass
+class Weighed:
+    """What was weighed beside the gates that are screened."""
+
+    device: torch.device
+    networks: dict[Key, NeuronNumbers] = field(default_factory=dict[Key, NeuronNumbers])
+    rows: dict[str, RowNumbers] = field(default_factory=dict[str, RowNumbers])
+
+    def plain_networks(
+        self, layers: Mapping[int, LayerTensors], *, planned: Container[Key], unread: Container[str]
+    ) -> Iterator[NetworkSketch]:
+        """A sketch for each network that nobody else weighs and whose shapes belong together."""
+        for layer, tensors in layers.items():
+            for network in tensors.networks:
+                size = None if (layer, network.expert) in planned else _sizes(network, unread)
+                if size is not None:
+                    closed = partial(self._closed, (layer, network.expert), size[1])
+                    yield NetworkSketch(network, *size, None, self.device, closed)
+
+    def beside_experts(
+        self, layers: Mapping[int, LayerTensors], entries: Mapping[str, TensorEntry], unread: Container[str]
+    ) -> Iterator[tuple[TensorEntry, Tap]]:
+        """A tap for the router and for every matrix of attention in layers with routed experts."""
+        for tensors in layers.values():
+            if not any(isinstance(network.expert, int) for network in tensors.networks):
+                continue
+            used = {entry.name for network in tensors.networks for entry in network.weights.values()}
+            for name, entry in entries.items():
+                wanted = name.startswith(tensors.prefix) and name not in used and name not in unread
+                if wanted and len(entry.shape) == 2 and entry.elements and entry.dtype in FLOAT_CODES:
+                    yield entry, self._tap(entry)
+
+    def _closed(self, key: Key, width: int, sketch: NetworkSketch) -> None:
+        self.networks[key] = neuron_numbers(sketch.squares, width)
+
+    def _tap(self, entry: TensorEntry) -> Tap:
+        rows, width = entry.shape
+        lengths = torch.zeros(rows, dtype=torch.float64)
+
+        def take(piece: Tensor, start: int) -> None:
+            lengths[start : start + len(piece)] = torch.linalg.vector_norm(piece.to(torch.float32), dim=1).cpu()
+
+        def done() -> None:
+            self.rows[entry.name] = RowNumbers(rows, width, _spread(lengths), _bits(lengths == 0))
+
+        return Tap(0, rows, take, done)
+
+
+def _sizes(network: NetworkTensors, unread: Container[str]) -> tuple[int, int] | None:
+    """m and d of a network whose weights can be weighed; None where they cannot."""
+    weights, row = network.weights, network.row
+    needed = ("fused", "down") if row.fused is not None else ("gate", "up", "down") if row.gate else ("up", "down")
+    if any(part not in weights for part in needed):
+        return None
+    if any(entry.dtype not in FLOAT_CODES or entry.name in unread or not entry.elements for entry in weights.values()):
+        return None
+    first, last = row.layouts
+    shapes = {
+        part: entry.shape[::-1] if (last if part == "down" else first) == "in_out" else entry.shape
+        for part, entry in weights.items()
+    }
+    if any(len(shape) != 2 for shape in shapes.values()):
+        return None
+    width, neurons = shapes["down"]
+    rows = {"fused": 2 * neurons, "gate": neurons, "up": neurons}
+    fits = all(shapes[part] == (rows[part], width) for part in needed if part != "down")
+    return (neurons, width) if fits else None
+
+
+def _spread(lengths: Float[Tensor, " n"]) -> float | None:
+    some = lengths[lengths.isfinite() & (lengths > 0)]
+    return float(some.std() / some.mean()) if len(some) > 1 else None
+
+
+def _bits(mask: Bool[Tensor, " n"]) -> int:
+    """Bit j is element j; a number of Python, however many there are."""
+    if not bool(mask.any()):
+        return 0
+    return sum(1 << place for place in cast("list[int]", mask.nonzero().flatten().tolist()))

@@ -1,0 +1,130 @@
+"""Rules about quantised weights: codes without their scale, and codes that lie there as if they were the weights."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from glassblock.audit.evidence import Evidence
+from glassblock.audit.grain import Grid
+from glassblock.audit.names import alike, in_words, only_layer
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.audit.tensor_rules import misfit_look
+from glassblock.checkpoint.stored_entries import StoredEntry
+from glassblock.wire.audits import Fix, Skipped
+
+_TOPS: Mapping[Grid, float] = MappingProxyType({"e2m1": 6.0, "e4m3": 448.0, "e4m3fnuz": 240.0, "e5m2": 57344.0})
+"""The greatest number of each format. Scales are chosen so that the greatest weight becomes it."""
+
+_CODES: Mapping[str, float] = MappingProxyType(
+    {"F8_E4M3": 448.0, "F8_E5M2": 57344.0, "F8_E4M3FNUZ": 240.0, "F8_E5M2FNUZ": 57344.0}
+)
+_LEAST_NUMBERS = 256
+_LEAST_WHOLE = 7.0  # of symmetric codes of 4 bits
+_MOST_WHOLE = 255.0
+
+_AGAIN = Fix(action="convert-again", description="Convert again, with each weight multiplied by its scale.")
+
+
+def _scale_missing(evidence: Evidence) -> Iterator[Outcome]:
+    yield from misfit_look("scale-missing")(evidence)
+    beside = {
+        entry.dtype
+        for tensors in evidence.layers.values()
+        for network in tensors.networks
+        for entry in network.weights.values()
+        if isinstance(entry, StoredEntry) and entry.stored is not None
+    }
+    for fault in evidence.misfits:
+        entry = evidence.checkpoint.entries.get(fault.tensor)
+        if fault.kind != "quantised" or entry is None or entry.dtype not in _CODES:
+            continue
+        values = evidence.values.get(entry.name)
+        facts: dict[str, Any] = {"dtype": entry.dtype}
+        if entry.dtype in beside:
+            yield Found(
+                f"{fault.message}, while other weights of that dtype have one",
+                fault.layer,
+                (entry.name,),
+                entry.file.name,
+                evidence=facts,
+                fix=Fix(action="convert-again", description=fault.hint, tensors=(entry.name,)),
+            )
+        elif values is not None and values.most is not None and values.least is not None:
+            most = max(values.most, -values.least)
+            if most == _CODES[entry.dtype]:
+                yield Found(
+                    f"{fault.message}; its greatest number is {most:g}, the greatest of the format, which is what "
+                    "scaling makes of a weight",
+                    fault.layer,
+                    (entry.name,),
+                    entry.file.name,
+                    evidence=facts | {"most": most},
+                    fix=Fix(action="convert-again", description=fault.hint, tensors=(entry.name,)),
+                    level="warning",
+                    certainty="statistical",
+                )
+
+
+def _unapplied(evidence: Evidence) -> Iterator[Outcome]:
+    grids = {name: told for name in evidence.grains if (told := _grid_of(evidence, name)) is not None}
+    for names in alike(grids).values():
+        grid, most = grids[names[0]]
+        form = "whole numbers" if grid == "integer" else f"numbers of the format {grid}"
+        first = evidence.checkpoint.entries[names[0]]
+        yield Found(
+            f"{in_words(names)}: called {first.dtype}, but all numbers are {form} up to {most:g}: codes that were "
+            "never multiplied by their scale",
+            only_layer(names),
+            names,
+            first.file.name,
+            evidence={"grid": grid, "most": most, "dtype": first.dtype},
+            fix=_AGAIN,
+        )
+    yield Checked(sum(len(evidence.checkpoint.entries[name].shape) > 1 for name in evidence.grains))
+    quantised = sorted(name for name in evidence.checkpoint.entries if name not in evidence.grains)
+    if quantised:
+        yield Skipped(reason=f"not stored as plain numbers, or not read: {in_words(tuple(quantised))}")
+
+
+def _grid_of(evidence: Evidence, name: str) -> tuple[Grid, float] | None:
+    """The grid that a matrix lies on and reaches the end of; None where it does not."""
+    values, entry = evidence.values[name], evidence.checkpoint.entries[name]
+    if len(entry.shape) < 2 or entry.elements < _LEAST_NUMBERS or values.least is None or values.most is None:
+        return None
+    most = max(values.most, -values.least)
+    grids = evidence.grains[name].grids
+    for grid, top in _TOPS.items():
+        if grid in grids and most == top:
+            return grid, most
+    return ("integer", most) if "integer" in grids and _LEAST_WHOLE <= most <= _MOST_WHOLE else None
+
+
+QUANTISATION_RULES: tuple[Rule, ...] = (
+    Rule(
+        "quant/scale-missing",
+        "error",
+        "proved",
+        what="A quantised weight lacks a scale or a zero point, or has one of another shape.",
+        hurts="The codes are taken for the weights, hundreds of times too large, or the scale is made up.",
+        detection="Beside each tensor of codes the names that its form needs are looked up, and their shapes compared "
+        "with the blocks that the config declares. Codes of 8 bits without any scale, in a file that declares none, "
+        "are a finding where others have scales, and a warning where they reach the end of the format.",
+        fooled_by="Codes of 8 bits that were cast without a scale on purpose, and that happen to reach the end.",
+        report="https://github.com/unslothai/unsloth/issues/6200",
+        needs=("family",),
+        look=_scale_missing,
+    ),
+    Rule(
+        "quant/scale-unapplied",
+        "warning",
+        "statistical",
+        what="A matrix called float holds the codes of a quantised weight.",
+        hurts="Every weight is hundreds or thousands of times too large: perplexity in the millions.",
+        detection="Every number lies on the grid of an 8-bit or 4-bit format and the greatest is the format's own "
+        "(448, 240, 57,344, 6), or all are whole numbers up to at least 7. A trained weight leaves each grid at once.",
+        fooled_by="A table of whole numbers that is meant so. Codes that were rounded again on the way.",
+        report="https://github.com/ModelCloud/GPTQModel/pull/2827",
+        needs=(),
+        look=_unapplied,
+    ),
+)

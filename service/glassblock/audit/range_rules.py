@@ -1,0 +1,272 @@
+"""Rules about numbers beyond the range of float16, and neurons that cannot act: notes, risks and no claims."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from glassblock.audit.against import own_settings, their_settings
+from glassblock.audit.evidence import Evidence
+from glassblock.audit.names import in_words, only_layer
+from glassblock.audit.neuron_numbers import NeuronNumbers
+from glassblock.audit.padding import wider_than_declared
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
+from glassblock.checkpoint.settings import eps_of, text_of
+from glassblock.errors import DamagedCheckpoint, InvalidValue
+from glassblock.numerics.activations import activation_named
+from glassblock.wire.audits import Skipped
+
+FLOAT16_MOST = 65504.0
+DEVIATIONS = 6.0
+"""How far from its usual size the output of a projection may be on some token: standard deviations of normal rows."""
+
+_PRUNING_KEYS = ("sparsity_config", "pruning_config", "pruned_heads", "sparsity", "pruning")
+
+
+class _Reach(NamedTuple):
+    layer: int
+    expert: Expert
+    neuron: int
+    usual: float
+    bound: float
+    tensors: tuple[str, ...]
+
+
+def _overflow(evidence: Evidence) -> Iterator[Outcome]:
+    yield from _stored(evidence)
+    reaches: list[_Reach] = []
+    for layer, tensors in evidence.layers.items():
+        gain = _gain(evidence, tensors)
+        if gain is None:
+            yield Skipped(layer=layer, reason="no norm in front of its network, or none whose gain could be read")
+            continue
+        for network in tensors.networks:
+            numbers = evidence.neurons.get((layer, network.expert))
+            reach = None if numbers is None else _reach(layer, network, numbers, gain)
+            if reach is not None:
+                reaches.append(reach)
+                yield Checked()
+    over = [reach for reach in reaches if reach.usual > FLOAT16_MOST]
+    if over:
+        worst = max(over, key=lambda reach: reach.usual)
+        where = "" if worst.expert is None else f", expert {worst.expert}"
+        yield Found(
+            f"layer {worst.layer}{where}: neuron {worst.neuron} reaches {worst.usual:.2g} in front of down where gate "
+            f"and up are {DEVIATIONS:g} times their usual size (at most {worst.bound:.2g}): beyond float16, if an "
+            "engine runs it in that",
+            worst.layer,
+            worst.tensors,
+            expert=worst.expert if isinstance(worst.expert, int) else None,
+            evidence={
+                "site": "input of down",
+                "neuron": worst.neuron,
+                "reach": worst.usual,
+                "bound": worst.bound,
+                "layers": sorted({reach.layer for reach in over}),
+            },
+        )
+
+
+def _stored(evidence: Evidence) -> Iterator[Outcome]:
+    """Numbers in the file that float16 cannot hold."""
+    large = {
+        name: most
+        for name, values in evidence.values.items()
+        if values.least is not None
+        and values.most is not None
+        and evidence.checkpoint.entries[name].dtype in {"F32", "BF16", "F64"}
+        and (most := max(values.most, -values.least)) > FLOAT16_MOST
+    }
+    if large:
+        names = tuple(sorted(large, key=lambda name: -large[name]))
+        yield Found(
+            f"{in_words(names)}: numbers up to {large[names[0]]:.3g} become infinite in float16",
+            only_layer(names),
+            names,
+            evidence.checkpoint.entries[names[0]].file.name,
+            evidence={"site": "weights", "most": large[names[0]]},
+        )
+
+
+def _gain(evidence: Evidence, tensors: LayerTensors) -> tuple[float, float] | None:
+    """Root mean square and greatest size of what the norm in front of the network multiplies by."""
+    norm = tensors.norms.get("ffn_in")
+    if norm is None:
+        return None
+    if norm.gain is None:
+        return (1.0, 1.0)
+    found = evidence.gains.get(norm.gain.name)
+    if found is None or not math.isfinite(found.square_sum):
+        return None
+    return math.sqrt(found.square_sum / found.elements), max(abs(found.least), abs(found.most))
+
+
+def _reach(layer: int, network: NetworkTensors, numbers: NeuronNumbers, gain: tuple[float, float]) -> _Reach | None:
+    """How large the loudest neuron is, on rows that the norm has made: of d numbers, the squares add up to d."""
+    loudest = numbers.loudest
+    if loudest is None:
+        return None
+    usual, most = gain
+    lengths = [loudest.up] if loudest.gate is None else [loudest.gate, loudest.up]
+    reach = math.prod(length * usual * DEVIATIONS for length in lengths)
+    bound = math.prod(length * most * math.sqrt(numbers.width) for length in lengths)
+    names = tuple(dict.fromkeys(entry.name for part, entry in network.weights.items() if part != "down"))
+    return _Reach(layer, network.expert, loudest.neuron, min(reach, bound), bound, names)
+
+
+def _underflow(evidence: Evidence) -> Iterator[Outcome]:
+    row, config = evidence.family, evidence.checkpoint.config
+    sides = [("", own_settings(evidence).get("dtype"))]
+    theirs = their_settings(evidence)
+    if theirs is not None:
+        sides.append((f" ({evidence.question.against_name})", theirs.settings.get("dtype")))
+    known = [(name, told) for name, told in sides if told is not None]
+    if not known:
+        yield Skipped(reason="neither config nor tensors tell one dtype")
+    for name, told in known:
+        dtype = getattr(torch, str(told.value), None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            continue
+        gone: dict[tuple[float, str], list[str]] = {}
+        for norm in row.norms:
+            try:
+                eps = eps_of(config, row, norm.eps)
+            except DamagedCheckpoint as error:
+                yield Skipped(reason=error.message)
+                continue
+            yield Checked()
+            if eps.value > 0 and float(torch.tensor(eps.value, dtype=torch.float64).to(dtype)) == 0:
+                gone.setdefault((eps.value, eps.source), []).append(norm.role)
+        for (value, source), roles in gone.items():
+            yield Found(
+                f"the epsilon of the norms {', '.join(roles)} is {value:g} ({source}), which is 0 in {told.value} "
+                f"({told.source}){name}: a row of zeros is divided by zero where the norm is not run in float32",
+                file=None if config is None else config.path.name,
+                evidence={
+                    "eps": value,
+                    "roles": roles,
+                    "dtype": str(told.value),
+                    "least_subnormal": torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps,
+                },
+            )
+
+
+def _dead(evidence: Evidence) -> Iterator[Outcome]:
+    config = evidence.checkpoint.config
+    declared = None if config is None else next((key for key in _PRUNING_KEYS if config.values.get(key)), None)
+    if declared is not None:
+        yield Skipped(reason=f"the config declares that the model was pruned ({declared})")
+        return
+    for layer, tensors in evidence.layers.items():
+        if wider_than_declared(evidence.checkpoint, tensors) is not None:
+            yield Skipped(layer=layer, reason="it is wider than declared, which is told as a shape")
+            continue
+        for network in tensors.networks:
+            numbers = evidence.neurons.get((layer, network.expert))
+            if numbers is None:
+                yield Skipped(layer=layer, reason=f"{_called(network)} was not weighed")
+                continue
+            yield Checked()
+            found = _dead_in(evidence, layer, network, numbers)
+            if found is not None:
+                yield found
+
+
+def _dead_in(evidence: Evidence, layer: int, network: NetworkTensors, numbers: NeuronNumbers) -> Found | None:
+    silencing = _silencing(evidence, network)
+    # A projection that is zero as a whole is told by tensor/all-zero.
+    zero = {
+        role: bits for role, bits in numbers.zero.items() if role in silencing and bits.bit_count() < numbers.neurons
+    }
+    dead = 0
+    for bits in zero.values():
+        dead |= bits
+    if not dead:
+        return None
+    counts = {role: bits.bit_count() for role, bits in zero.items() if bits}
+    told = ", ".join(f"{count} in {role}" for role, count in counts.items())
+    first = (dead & -dead).bit_length() - 1
+    facts: dict[str, Any] = {"dead": dead.bit_count(), "neurons": numbers.neurons, "zero": counts, "first": first}
+    return Found(
+        f"layer {layer}: {dead.bit_count()} of {numbers.neurons} neurons of {_called(network)} are zero in some "
+        f"projection and not in all ({told}; the first is {first}), so they never act",
+        layer,
+        tuple(dict.fromkeys(entry.name for entry in network.weights.values())),
+        expert=network.expert if isinstance(network.expert, int) else None,
+        evidence=facts,
+    )
+
+
+def _called(network: NetworkTensors) -> str:
+    if network.expert is None:
+        return "its network"
+    return "its shared expert" if network.expert == "shared" else f"expert {network.expert}"
+
+
+def _silencing(evidence: Evidence, network: NetworkTensors) -> frozenset[str]:
+    """The projections in which a zero row (of down, a column) keeps a neuron from acting, whatever is in the others."""
+    row, biased = network.row, {str(part) for part in network.biases}
+    if "fused" in biased:
+        biased |= {"gate", "up"}
+    silencing = {"down"}
+    if row.gating == "product" and row.gated and "up" not in biased:
+        silencing.add("up")
+    if row.gating == "product" and not row.activation_tensors:
+        first = "gate" if row.gated else "up"
+        try:
+            name = text_of(evidence.checkpoint.config, evidence.family, row.activation).value
+            still = float(activation_named(name).function(torch.zeros(1))) == 0
+        except (DamagedCheckpoint, InvalidValue):
+            still = False
+        if still and first not in biased:
+            silencing.add(first)
+    return frozenset(silencing)
+
+
+NEURON_RULES: tuple[Rule, ...] = (
+    Rule(
+        "ffn/dead-neurons",
+        "note",
+        "risk",
+        what="Neurons are zero in one projection and not in the others, so that they never act.",
+        hurts="Part of the width is idle: a tensor was filled in part, or pruned without saying so.",
+        detection="The length of every row of gate and up and of every column of down. Neurons that are zero "
+        "throughout are padding, and a config that declares pruning is believed.",
+        fooled_by="A model pruned without a word in its config.",
+        report="https://github.com/neuralmagic/sparseml/issues/553",
+        needs=("family",),
+        look=_dead,
+    ),
+)
+
+RANGE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "range/fp16-overflow",
+        "note",
+        "risk",
+        what="In float16 a number of the file, or the input of a down projection, could exceed 65,504.",
+        hurts="It becomes infinite, then NaN: empty text, or one character for ever.",
+        detection="The longest product of a row of gate and a row of up, with the gain of the norm in front, at six "
+        "times its usual size; and the greatest number stored. The bound that no input exceeds is told with it.",
+        fooled_by="Inputs that never meet that neuron; massive activations on a few tokens, which weights do not show. "
+        "Captured tensors would tell.",
+        report="https://github.com/huggingface/transformers/issues/9295",
+        needs=("family",),
+        look=_overflow,
+    ),
+    Rule(
+        "range/eps-underflow",
+        "note",
+        "risk",
+        what="The epsilon of a norm is zero in the dtype that the model is declared to run in.",
+        hurts="A row of zeros, such as that of a padding token, is divided by zero and becomes NaN.",
+        detection="Every epsilon is rounded to the dtype of the config, or else of the tensors; with another engine's "
+        "config, also to that of it.",
+        fooled_by="Engines that run norms in float32, as most do.",
+        report="https://github.com/deepspeedai/DeepSpeed/issues/581",
+        needs=("family",),
+        look=_underflow,
+    ),
+)

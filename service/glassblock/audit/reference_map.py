@@ -1,0 +1,329 @@
+"""The tensors of a checkpoint by what they are in the model, so that two naming dialects meet.
+
+Every part (one expert's gate, one head projection, a norm) has a key, and reads as rows `[out, in]` in the dtype it is
+stored in, whatever lies in the file: fused, stacked, transposed, its rows in the order of another rotary convention.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from glassblock.checkpoint.attention_loading import split_heads_of
+from glassblock.checkpoint.attention_map import AttentionTensors
+from glassblock.checkpoint.attention_row import AttentionRow
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.fitting import PLAIN_CODES, Sizes
+from glassblock.checkpoint.layer_map import LayerTensors, NetworkTensors, NormTensors, embedding_norm, final_norm
+from glassblock.checkpoint.layers import embedding_entry, head_entry, split_fused
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.reading import TORCH_DTYPES, ReadMeter, read_tensor
+from glassblock.checkpoint.recognition import find_trunk
+from glassblock.checkpoint.settings import number_of, text_of, tied_of
+from glassblock.checkpoint.stored_entries import READ_AS, StoredEntry, read_weight
+from glassblock.errors import GlassblockError
+from glassblock.numerics.norms import norm_kind_named
+from glassblock.numerics.rotary import Arrangement
+
+Key = tuple[int | str | None, ...]
+"""`("layer", 3, "network", None, "gate")`, `("layer", 3, "norm", "ffn_in")`, `("embedding",)`, `("tensor", name)`."""
+
+Heads = Mapping[str, int]
+"""Numbers of heads and their width, by size, where the other checkpoint tells them."""
+
+
+@dataclass
+class Part:
+    """One tensor of the model.
+
+    Attributes:
+        entry: Where it lies, or the tensor that it is a part of.
+        transposed: Whether that is stored `[in, out]`.
+        index: Which rows of it, in this order; None for all as they lie.
+        offset: What is added to it where it is used.
+        forms: What of this the file has otherwise than the plain form: words.
+    """
+
+    entry: TensorEntry
+    transposed: bool = False
+    index: Tensor | None = None
+    offset: float = 0.0
+    forms: tuple[str, ...] = ()
+    _held: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Of the tensor that it lies in."""
+        return self.entry.name
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """`[rows, width]` as read, or `[n]` of a vector."""
+        shape = tuple(length for length in self.entry.shape) or (1,)
+        if self.transposed and len(shape) == 2:
+            shape = (shape[1], shape[0])
+        return shape if self.index is None else (len(self.index), *shape[1:])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As rows; a vector is a column of them."""
+        shape = self.stored_shape
+        return shape[0], prod(shape[1:])
+
+    @property
+    def elements(self) -> int:
+        """How many numbers."""
+        return prod(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers as read."""
+        return READ_AS if isinstance(self.entry, StoredEntry) else TORCH_DTYPES[self.entry.dtype]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is its bytes in the file, so that equal bytes are equal parts."""
+        return not self.transposed and self.index is None and not isinstance(self.entry, StoredEntry)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether rows can be read without reading all."""
+        return not self.transposed and not isinstance(self.entry, StoredEntry)
+
+    def rows(self, start: int, stop: int, meter: ReadMeter) -> Tensor:
+        """`[stop - start, width]`. What cannot be read in rows is read once and held until `let_go`.
+
+        Raises:
+            GlassblockError: It cannot be read.
+        """
+        wanted = None if self.index is None else self.index[start:stop]
+        if not self.streamed:
+            if self._held is None:
+                whole = read_weight(self.entry, "cpu", meter)
+                whole = whole.T if self.transposed and whole.ndim == 2 else whole
+                self._held = whole.reshape(whole.shape[0] if whole.ndim else 1, -1)
+            return self._held[start:stop] if wanted is None else self._held[wanted]
+        if wanted is None:
+            return self._read(start, stop, meter)
+        # Rows of one head, or of two projections in turn, lie near each other: the run that holds them is read.
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        if high - low <= 4 * (stop - start):
+            return self._read(low, high, meter)[wanted - low]
+        return torch.cat([self._read(row, row + 1, meter) for row in cast("list[int]", wanted.tolist())])
+
+    def _read(self, start: int, stop: int, meter: ReadMeter) -> Tensor:
+        count, width = (self.entry.shape or (1,))[0], self.shape[1]
+        step = self.entry.bytes // count
+        low = self.entry.start + start * step
+        piece = replace(self.entry, shape=(stop - start, width), start=low, stop=low + (stop - start) * step)
+        return read_tensor(piece, "cpu", meter)
+
+    def let_go(self) -> None:
+        """Forget what is held."""
+        self._held = None
+
+
+def parts_of(
+    checkpoint: Checkpoint, layers: Mapping[int, LayerTensors], *, heads: Heads | None = None
+) -> dict[Key, Part]:
+    """Every readable tensor of a checkpoint, by key.
+
+    Args:
+        checkpoint: As opened.
+        layers: Its layers as `resolve_layers` gives them; none where the family is unknown.
+        heads: Numbers of heads for a checkpoint whose files do not tell them.
+    """
+    parts: dict[Key, Part] = {}
+    if layers and checkpoint.family is not None and checkpoint.trunk is not None:
+        for key, part in (
+            *_outer(checkpoint),
+            *(pair for layer in layers.values() for pair in _layer(checkpoint, layer, heads or {})),
+        ):
+            if _readable(part.entry):
+                parts.setdefault(key, part)
+    known = {part.name for part in parts.values()}
+    prefixes = {tensors.prefix: number for number, tensors in layers.items()}
+    for name, entry in checkpoint.entries.items():
+        if name in known or not _readable(entry):
+            continue
+        home = next((prefix for prefix in prefixes if prefix and name.startswith(prefix)), None)
+        key: Key = ("tensor", name) if home is None else ("layer", prefixes[home], "tensor", name[len(home) :])
+        parts[key] = Part(entry)
+    return parts
+
+
+def known_alike(one: Checkpoint, other: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
+    """Both with a family: one whose own is unknown is read as the other's where its names are those."""
+    return _known_as(one, other), _known_as(other, one)
+
+
+def _known_as(checkpoint: Checkpoint, other: Checkpoint) -> Checkpoint:
+    if (checkpoint.family is not None and checkpoint.trunk is not None) or other.family is None:
+        return checkpoint
+    trunk, layers = find_trunk(other.family, checkpoint.entries)
+    if trunk is None:
+        return checkpoint
+    return replace(checkpoint, family=other.family, trunk=trunk, layer_indices=layers, config=other.config)
+
+
+def layer_of_key(key: Key) -> int | None:
+    """The layer that a key speaks of."""
+    return key[1] if key[0] == "layer" and isinstance(key[1], int) else None
+
+
+def heads_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """Numbers of heads and their width, as far as the files tell them."""
+    if checkpoint.family is None:
+        return {}
+    sizes, found = Sizes(checkpoint), dict[str, int]()
+    for size in ("heads", "kv_heads", "head_dim"):
+        try:
+            told = sizes.of(size)
+        except GlassblockError:
+            continue  # a fault of the config, told by its own rule
+        if told is not None:
+            found[size] = told.value
+    return found
+
+
+def _readable(entry: TensorEntry) -> bool:
+    return entry.elements > 0 and (entry.dtype in PLAIN_CODES or isinstance(entry, StoredEntry) or _integers(entry))
+
+
+def _integers(entry: TensorEntry) -> bool:
+    return entry.dtype in TORCH_DTYPES and not TORCH_DTYPES[entry.dtype].is_complex
+
+
+def _outer(checkpoint: Checkpoint) -> Iterator[tuple[Key, Part]]:
+    embedding, head = embedding_entry(checkpoint), head_entry(checkpoint)
+    if embedding is not None:
+        yield ("embedding",), Part(embedding)
+    if head is not None:
+        yield ("head",), Part(head)
+    elif (
+        embedding is not None
+        and checkpoint.trunk is not None
+        and checkpoint.trunk.head is not None
+        and _tied(checkpoint)
+    ):
+        yield ("head",), Part(embedding, forms=("the head is the embedding",))
+    for find_norm in (final_norm, embedding_norm):
+        try:
+            norm = find_norm(checkpoint)[0]
+        except GlassblockError:
+            continue  # a size of the config is no number, which is a fault of its own: it meets by its name
+        if norm is not None:
+            yield from _norm(("norm", norm.row.role), norm, None)
+
+
+def _tied(checkpoint: Checkpoint) -> bool:
+    try:
+        return checkpoint.family is not None and tied_of(checkpoint.config, checkpoint.family).value
+    except GlassblockError:
+        return False
+
+
+def _layer(checkpoint: Checkpoint, layer: LayerTensors, heads: Heads) -> Iterator[tuple[Key, Part]]:
+    home: Key = ("layer", layer.layer)
+    for network in layer.networks:
+        yield from _network((*home, "network", network.expert), network)
+    mixture = layer.row.mixture
+    for kind, entry in layer.router.items():
+        transposed = kind == "weight" and mixture is not None and mixture.router_layout == "in_out"
+        yield (*home, "router", kind), Part(entry, transposed)
+    order = _rotary_order(checkpoint, layer, {**heads, **heads_of(checkpoint)})
+    for norm in layer.norms.values():
+        turned = order if norm.row.role in ("q", "k") and norm.row.width == ("head_dim",) else None
+        yield from _norm((*home, "norm", norm.row.role), norm, turned)
+    if layer.branch_gain is not None:
+        yield (*home, "branch-gain"), Part(layer.branch_gain)
+    if layer.attention is not None:
+        yield from _attention((*home, "attention"), layer.attention, order, {**heads, **heads_of(checkpoint)})
+
+
+def _network(home: Key, network: NetworkTensors) -> Iterator[tuple[Key, Part]]:
+    first, last = network.row.layouts
+    for part, entry in network.weights.items():
+        transposed = (last if part == "down" else first) == "in_out"
+        if part != "fused" or network.row.fused is None:
+            yield (*home, part), Part(entry, transposed, forms=("transposed",) if transposed else ())
+            continue
+        rows = entry.shape[-1] if transposed else entry.shape[-2]
+        for half, index in zip(("gate", "up"), split_fused(torch.arange(rows), network.row.fused), strict=True):
+            yield (*home, half), Part(entry, transposed, index, forms=("fused",))
+    for part, entry in network.biases.items():
+        if part != "fused" or network.row.fused is None:
+            yield (*home, f"{part}-bias"), Part(entry)
+            continue
+        halves = split_fused(torch.arange(entry.elements), network.row.fused)
+        for half, index in zip(("gate", "up"), halves, strict=True):
+            yield (*home, f"{half}-bias"), Part(entry, index=index, forms=("fused",))
+    for parameter, entry in network.activation.items():
+        yield (*home, parameter), Part(entry)
+
+
+def _norm(key: Key, norm: NormTensors, order: Tensor | None) -> Iterator[tuple[Key, Part]]:
+    offset = norm_kind_named(norm.row.kind).offset
+    if norm.gain is not None:
+        fits = order is not None and norm.gain.elements == len(order)
+        yield key, Part(norm.gain, index=order if fits else None, offset=offset)
+    if norm.bias is not None:
+        yield (*key, "bias"), Part(norm.bias)
+
+
+def _attention(
+    home: Key, attention: AttentionTensors, order: Tensor | None, heads: Heads
+) -> Iterator[tuple[Key, Part]]:
+    row = attention.row
+    transposed = isinstance(row, AttentionRow) and row.layout == "in_out"
+    for suffix, entries in (("", attention.weights), ("-bias", attention.biases)):
+        for part, entry in entries.items():
+            turned = transposed and not suffix
+            rows = (entry.shape[-1] if turned else entry.shape[0]) if entry.shape else 0
+            if part == "fused" and isinstance(row, AttentionRow) and row.fused is not None:
+                split = _split(row, rows, heads)
+                if split is not None:
+                    for name, index in zip(("query", "key", "value"), split, strict=True):
+                        inner = (
+                            index[_within_heads(order, len(index))] if order is not None and name != "value" else index
+                        )
+                        yield (*home, name + suffix), Part(entry, turned, inner, forms=("fused",))
+                    continue
+            index = None
+            if order is not None and part in ("query", "key") and rows % len(order) == 0:
+                index = _within_heads(order, rows)
+            yield (*home, part + suffix), Part(entry, turned, index, forms=("rotary",) if index is not None else ())
+    if attention.sinks is not None:
+        yield (*home, "sinks"), Part(attention.sinks)
+
+
+def _split(row: AttentionRow, rows: int, heads: Heads) -> tuple[Tensor, Tensor, Tensor] | None:
+    queries, keys, width = (heads.get(size, 0) for size in ("heads", "kv_heads", "head_dim"))
+    if row.fused is None or not queries or not keys or rows != (queries + 2 * keys) * width or queries % keys:
+        return None
+    return split_heads_of(torch.arange(rows), row.fused, queries, keys, width)
+
+
+def _rotary_order(checkpoint: Checkpoint, layer: LayerTensors, heads: Heads) -> Tensor | None:
+    """The order that brings a head's rows into the convention of halves; None where they lie so, or nothing tells."""
+    attention, width = layer.row.attention, heads.get("head_dim")
+    if not isinstance(attention, AttentionRow) or attention.rotary is None or width is None:
+        return None
+    rotary = attention.rotary
+    try:
+        arrangement = text_of(checkpoint.config, layer.row, rotary.arrangement).value
+        share = number_of(checkpoint.config, layer.row, rotary.share).value
+    except GlassblockError:
+        return None
+    if arrangement == Arrangement.HALVES.value:
+        return None
+    turned = int(width * share) // 2 * 2
+    return torch.cat([torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, width)])
+
+
+def _within_heads(order: Tensor, rows: int) -> Tensor:
+    """The same order in every head."""
+    return (torch.arange(0, rows, len(order))[:, None] + order).flatten()

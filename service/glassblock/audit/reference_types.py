@@ -1,0 +1,92 @@
+"""What a comparison with a reference checkpoint has shown. Rules and the report read this and nothing else."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from glassblock.checkpoint.layers import Expert
+from glassblock.wire.audits import Relation
+
+FormKind = Literal[
+    "renamed", "dtype", "rounded", "layout", "offset-folded", "permuted", "padded", "experts-reordered", "tied"
+]
+FunctionKind = Literal[
+    "swapped", "fused-order", "fused-layout", "mispaired", "transposed", "offset", "role", "unrelated", "differs",
+    "shape", "experts-exchanged",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One way in which a tensor, or the tensors of one network, are otherwise than in the reference.
+
+    Attributes:
+        kind: Which.
+        words: The same for people.
+        here: Names of the tensors in the checkpoint.
+        there: Names of theirs in the reference.
+        layer: Where; None outside the layers.
+        expert: Of which network of a mixture.
+        proved: Whether equal numbers decide it, rather than near ones.
+        relative: |here - there| / |there|, where numbers were compared.
+        cosine: Of the angle between the two.
+        elements: How many numbers were compared.
+        add: What brings a gain back.
+    """
+
+    kind: FormKind | FunctionKind
+    words: str
+    here: tuple[str, ...]
+    there: tuple[str, ...]
+    layer: int | None = None
+    expert: Expert = None
+    proved: bool = True
+    relative: float | None = None
+    cosine: float | None = None
+    elements: int = 0
+    add: float | None = None
+
+
+FORM_KINDS: frozenset[str] = frozenset(
+    {"renamed", "dtype", "rounded", "layout", "offset-folded", "permuted", "padded", "experts-reordered", "tied"}
+)
+
+
+@dataclass(frozen=True)
+class ReferenceStudy:
+    """The whole comparison.
+
+    Attributes:
+        name: What the reference is called.
+        family: Its family.
+        relation: What the checkpoint is to it.
+        words: The relation in a sentence.
+        mapped: How many tensors of the checkpoint, or parts of them, have a counterpart.
+        same: How many of those are equal, whatever they are called.
+        differences: All others.
+        only_here: Tensors without a counterpart there.
+        only_there: The same the other way round.
+        unread: What could not be read, with the reason.
+        profile: Least cosine of the matrices of each layer with their counterparts.
+    """
+
+    name: str
+    family: str | None
+    relation: Relation
+    words: str
+    mapped: int
+    same: int
+    differences: tuple[Difference, ...]
+    only_here: tuple[str, ...]
+    only_there: tuple[str, ...]
+    unread: tuple[str, ...]
+    profile: tuple[tuple[int, float], ...]
+
+    @property
+    def form(self) -> tuple[Difference, ...]:
+        """Those that cannot change what the model computes, but by rounding."""
+        return tuple(difference for difference in self.differences if difference.kind in FORM_KINDS)
+
+    @property
+    def function(self) -> tuple[Difference, ...]:
+        """Those that do."""
+        return tuple(difference for difference in self.differences if difference.kind not in FORM_KINDS)

@@ -36,7 +36,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
     && touch service/glassblock/__init__.py clients/glassblock_client/__init__.py README.md LICENSE \
     && python3 -m venv /opt/glassblock \
     && /opt/glassblock/bin/python -m pip install --cache-dir /var/cache/pip --constraint constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service]" \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[service,postgres,tracing]" \
     && rm -r /build/*
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \

@@ -9,7 +9,7 @@ PY ?= $(VENV)/bin/python
 GLASSBLOCK ?= $(VENV)/bin/glassblock
 CHECKPOINTS ?= examples
 PORT ?= 8080
-BENCHMARKS ?= cold_block tensor_wire audit_speed jacobian_norms
+BENCHMARKS ?= cold_block tensor_wire audit_speed jacobian_norms block_speed
 
 SERVICE := $(VENV)/.service-installed
 DEV := $(VENV)/.dev-installed
@@ -53,7 +53,7 @@ ci: ## check, test and real; what .ci/run runs
 	$(MAKE) real
 
 evidence: $(DEV) ## the long proofs, written to docs/evidence
-	@set -e; for name in null_study power tiny_training faults explain load jobs big_files; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
+	@set -e; for name in null_study screening power tiny_training faults explain load jobs streaming big_files; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
 
 bench: $(DEV) ## every benchmark, one after the other; writes benchmarks/RESULTS.md
 	@set -e; echo "# Results of make bench" > benchmarks/RESULTS.md.new; \

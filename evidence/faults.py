@@ -113,7 +113,8 @@ def judged(case: Case, base: str, healthy: Mapping[str, Path], scratch: Path) ->
     case.change(model)
     model.write(directory)
     reference: Checkpoint | None = open_checkpoint(healthy[base]) if case.reference else None
-    question = AuditQuestion(against=case.against, against_name="engine.json", reference=reference)
+    against = model.config | dict(case.against or {}) if case.whole else case.against
+    question = AuditQuestion(against=against, against_name="engine.json", reference=reference)
     findings = audit_checkpoint(directory, question).findings
     shutil.rmtree(directory)
     if case.expect is None:

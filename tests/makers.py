@@ -212,8 +212,9 @@ def tiny_tensors(family: str, tiny: Tiny, *, seed: int = 0) -> dict[str, Tensor]
     trunk = row.trunks[0]
     tensors: dict[str, Tensor] = {}
     outer: list[tuple[str, tuple[int, ...]]] = []
-    if row.embedding is not None:
-        outer.append((trunk.embedding or trunk.prefix + row.embedding, (tiny.vocab, tiny.hidden)))
+    embedding = trunk.embedding or (None if row.embedding is None else trunk.prefix + row.embedding)
+    if embedding is not None:
+        outer.append((embedding, (tiny.vocab, tiny.hidden)))
     if row.positions is not None:
         outer.append((trunk.prefix + row.positions.name, (tiny.positions + row.positions.offset, tiny.hidden)))
     if not row.tied.default and trunk.head is not None:

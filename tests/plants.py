@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.checkpoint.layers import split_fused
 from makers import Tiny, sizes_for, tiny_checkpoint, tiny_config, tiny_tensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -38,6 +39,7 @@ class Plant:
         level, certainty: Of the finding.
         layer: Of the finding.
         against: Another engine's config, to ask about.
+        reference: Whether to compare with the healthy checkpoint.
     """
 
     label: str
@@ -52,6 +54,7 @@ class Plant:
     certainty: str = "proved"
     layer: int | None = None
     against: Mapping[str, Any] | None = None
+    reference: bool = False
 
     def healthy(self, directory: Path) -> Path:
         return healthy_checkpoint(
@@ -77,13 +80,16 @@ def healthy_checkpoint(
     row, sizes = ARCHITECTURES[family], sizes_for(family, tiny or Tiny())
     network, trunk = row.feed_forward, row.trunks[0]
     trained = dict(tensors or {})
-    gate = network.gate or network.fused
-    for layer in range(sizes.layers) if gate is not None else ():
+    gate = None if network is None else network.gate or network.fused
+    made = tiny_tensors(family, sizes) if gate is not None else {}
+    for layer in range(sizes.layers) if gate is not None and network is not None else ():
         name = trunk.prefix + row.layer.format(i=layer) + gate.weight
-        weight = tiny_tensors(family, sizes)[name]
-        direction = torch.randn(sizes.hidden, generator=torch.Generator().manual_seed(layer)) * sizes.hidden**-0.5
-        weight[: sizes.intermediate] += direction
-        trained.setdefault(name, weight)
+        if name not in made:
+            continue
+        rows = made[name] if network.layout == "out_in" else made[name].T
+        rows = rows if network.fused is None else split_fused(rows, network.fused)[0]
+        rows += torch.randn(sizes.hidden, generator=torch.Generator().manual_seed(layer)) * sizes.hidden**-0.5
+        trained.setdefault(name, made[name])
     return tiny_checkpoint(family, directory, tiny=tiny, shards=shards, config=config, tensors=trained)
 
 
@@ -242,6 +248,147 @@ _BIASES = {
     for name, width in (("gate", Tiny().intermediate), ("up", Tiny().intermediate), ("down", Tiny().hidden))
 }
 _EMBEDDING = "model.embed_tokens.weight"
+
+
+def _paired_networks(layers: int, width: int, neurons: int) -> dict[str, Tensor]:
+    """Networks whose neurons show that they belong together: up and down by their lengths, gate and up by a line."""
+    tensors: dict[str, Tensor] = {}
+    for layer in range(layers):
+        generator = torch.Generator().manual_seed(layer)
+        gate, up = (torch.randn(neurons, width, generator=generator) * width**-0.5 for _ in range(2))
+        down = torch.randn(width, neurons, generator=generator) * neurons**-0.5
+        length = torch.randn(neurons, 1, generator=generator).exp()
+        sign = torch.randint(0, 2, (neurons, 1), generator=generator) * 2 - 1
+        gate += sign * up + torch.randn(width, generator=generator) * width**-0.5
+        prefix = f"model.layers.{layer}.mlp."
+        tensors[f"{prefix}gate_proj.weight"] = gate
+        tensors[f"{prefix}up_proj.weight"] = up * length
+        tensors[f"{prefix}down_proj.weight"] = down * length.T
+    return tensors
+
+
+_PAIRED = Tiny(layers=5, intermediate=192)
+
+
+def _permuted(*names: str) -> Callable[[Path], object]:
+    """The neurons of these projections of layer 1 in another order."""
+
+    def permute(tensors: dict[str, Tensor]) -> None:
+        order = torch.randperm(_PAIRED.intermediate, generator=torch.Generator().manual_seed(0))
+        for name in names:
+            full = f"model.layers.1.mlp.{name}_proj.weight"
+            tensors[full] = tensors[full][:, order] if name == "down" else tensors[full][order]
+
+    return edit_tensors(permute)
+
+
+def _laid(groups: int) -> Callable[[Path], object]:
+    """The fused rows of layer 1 in so many blocks of [gate | up]."""
+
+    def lay(tensors: dict[str, Tensor]) -> None:
+        name = "model.layers.1.mlp.gate_up_proj.weight"
+        halves = [half.unflatten(0, (groups, -1)) for half in tensors[name].chunk(2)]
+        tensors[name] = torch.stack(halves, 1).flatten(0, 2)
+
+    return edit_tensors(lay)
+
+
+_EXPERT = "model.layers.1.block_sparse_moe.experts."
+
+
+def trained_mixture() -> dict[str, Tensor]:
+    """Experts of a mixtral as training leaves them: gates with a direction in common, neurons of many lengths."""
+    tiny = Tiny()
+    width, neurons = tiny.hidden, tiny.intermediate
+    tensors: dict[str, Tensor] = {}
+    for layer in range(tiny.layers):
+        for expert in range(tiny.experts):
+            generator = torch.Generator().manual_seed(10 * layer + expert)
+            gate, up = (torch.randn(neurons, width, generator=generator) * width**-0.5 for _ in range(2))
+            down = torch.randn(width, neurons, generator=generator) * neurons**-0.5
+            length = (0.5 * torch.randn(neurons, 1, generator=generator)).exp()
+            gate += torch.randn(width, generator=generator) * width**-0.5
+            prefix = f"model.layers.{layer}.block_sparse_moe.experts.{expert}."
+            tensors[f"{prefix}w1.weight"] = gate * length
+            tensors[f"{prefix}w2.weight"] = down * length.T
+            tensors[f"{prefix}w3.weight"] = up * length
+    return tensors
+
+
+def _trained_attention() -> dict[str, Tensor]:
+    """Values whose rows are of many lengths, in layer 1 of a mixtral."""
+    name = "model.layers.1.self_attn.v_proj.weight"
+    rows = tiny_tensors("mixtral", Tiny())[name]
+    lengths = torch.linspace(-1.0, 1.0, len(rows))[:, None].exp()
+    return {name: rows * lengths}
+
+
+def _without_experts(*numbers: int) -> Callable[[Path], object]:
+    def take_out(tensors: dict[str, Tensor]) -> None:
+        for number in numbers:
+            for part in ("w1", "w2", "w3"):
+                del tensors[f"{_EXPERT}{number}.{part}.weight"]
+
+    return edit_tensors(take_out)
+
+
+def _same_experts(tensors: dict[str, Tensor]) -> None:
+    for part in ("w1", "w2", "w3"):
+        tensors[f"{_EXPERT}3.{part}.weight"] = tensors[f"{_EXPERT}1.{part}.weight"].clone()
+
+
+def _random_experts(*numbers: int) -> Callable[[Path], object]:
+    def fill(tensors: dict[str, Tensor]) -> None:
+        generator = torch.Generator().manual_seed(5)
+        for number in numbers:
+            for part in ("w1", "w2", "w3"):
+                name = f"{_EXPERT}{number}.{part}.weight"
+                tensors[name] = torch.randn(tensors[name].shape, generator=generator) * 0.02
+
+    return edit_tensors(fill)
+
+
+def in_float8(weight: Tensor, block: int = 16) -> tuple[Tensor, Tensor]:
+    """Codes in e4m3 and one scale for each block, which the codes are to be multiplied by."""
+    rows, columns = weight.shape
+    blocks = weight.unflatten(0, (rows // block, block)).unflatten(2, (columns // block, block))
+    scales = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    return codes.reshape(rows, columns), scales
+
+
+_DOWN = "model.layers.1.mlp.down_proj.weight"
+_FLOAT8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}}
+
+
+def _in_float8() -> dict[str, Tensor]:
+    """One weight of a llama stored in 8 bits, with its scales."""
+    codes, scales = in_float8(tiny_tensors("llama", Tiny())[_DOWN])
+    return {_DOWN: codes, f"{_DOWN}_scale_inv": scales}
+
+
+def _as_codes(tensors: dict[str, Tensor]) -> None:
+    """The codes of a weight in a tensor of bfloat16, without the scales."""
+    tensors[_DOWN] = in_float8(tensors[_DOWN])[0].to(torch.bfloat16)
+
+
+def _as_whole_numbers(tensors: dict[str, Tensor]) -> None:
+    tensors[_DOWN] = (tensors[_DOWN] / tensors[_DOWN].abs().max() * 127).round()
+
+
+def _loud_neuron(tensors: dict[str, Tensor]) -> None:
+    """One neuron three hundred times as loud in gate and in up, which down takes back."""
+    tensors[_GATE][17] *= 300
+    tensors[_UP][17] *= 300
+    tensors[_DOWN][:, 17] /= 90_000
+
+
+_NORM = "model.layers.1.input_layernorm.weight"
+
+
+def _half_gains(tensors: dict[str, Tensor]) -> None:
+    tensors.update({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
+
 
 PLANTS: Mapping[str, tuple[Plant, ...]] = {
     "container/truncated": (
@@ -428,6 +575,79 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             certainty="conflict",
         ),
     ),
+    "config/activation-conflict": (
+        Plant(
+            "against",
+            lambda directory: None,
+            ("the activation is silu", "gelu (other.json: hidden_act)"),
+            against={"rms_norm_eps": 1e-5, "hidden_act": "gelu"},
+            certainty="conflict",
+        ),
+    ),
+    "config/dtype-conflict": (
+        Plant(
+            "against",
+            lambda directory: None,
+            ("float32", "float16 (other.json: dtype)", "65,504"),
+            against={"rms_norm_eps": 1e-5, "dtype": "float16"},
+            certainty="conflict",
+        ),
+    ),
+    "norm/kind-conflict": (
+        Plant(
+            "against",
+            lambda directory: None,
+            ("attn_in, ffn_in, final", "rms", "layer (other.json: normalization)"),
+            against={"layernorm_epsilon": 1e-5, "normalization": "LayerNorm"},
+            certainty="conflict",
+        ),
+    ),
+    "norm/offset": (
+        Plant(
+            "reference",
+            edit_tensors(lambda tensors: tensors["model.layers.1.input_layernorm.weight"].add_(1)),
+            ("model.layers.1.input_layernorm.weight", "+1 of the reference's"),
+            layer=1,
+            reference=True,
+        ),
+        Plant(
+            "against",
+            lambda directory: None,
+            ("attn_in, ffn_in, final", "other.json: layernorm_zero_centered_gamma"),
+            against={"layernorm_epsilon": 1e-5, "layernorm_zero_centered_gamma": True},
+            certainty="conflict",
+        ),
+    ),
+    "tensor/transposed": (
+        Plant(
+            "reference",
+            edit_tensors(
+                lambda tensors: tensors.update(
+                    {
+                        "model.layers.1.mlp.down_proj.weight": tensors[
+                            "model.layers.1.mlp.down_proj.weight"
+                        ].T.contiguous()
+                    }
+                )
+            ),
+            ("model.layers.1.mlp.down_proj.weight", "axes are exchanged"),
+            tiny=Tiny(intermediate=48),
+            layer=1,
+            reference=True,
+        ),
+    ),
+    "tensor/untrained": (
+        Plant(
+            "reference",
+            put(
+                "model.layers.1.self_attn.v_proj.weight",
+                torch.randn(32, 48, generator=torch.Generator().manual_seed(5)),
+            ),
+            ("model.layers.1.self_attn.v_proj.weight", "cosine"),
+            layer=1,
+            reference=True,
+        ),
+    ),
     "config/eps-defaulted": (
         Plant(
             "silent",
@@ -485,6 +705,42 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             certainty="statistical",
         ),
     ),
+    "ffn/fused-layout": tuple(
+        Plant(
+            words,
+            _laid(groups),
+            ("model.layers.1.mlp.gate_up_proj.weight", words, "[gate | up]", "p <= 1e-"),
+            family="phi3",
+            layer=1,
+            certainty="statistical",
+        )
+        for groups, words in (
+            (2, "2 blocks of"),
+            (4, "4 blocks of"),
+            (Tiny().intermediate, "rows of gate and up in turn"),
+        )
+    ),
+    "ffn/mispaired-neurons": tuple(
+        Plant(
+            f"{'_'.join(names)}_permuted",
+            _permuted(*names),
+            (f"layer 1: the neurons of {words} do not belong together",),
+            tiny=_PAIRED,
+            tensors=_paired_networks(_PAIRED.layers, _PAIRED.hidden, _PAIRED.intermediate),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        )
+        for names, words in (
+            (("down",), "model.layers.1.mlp.up_proj.weight and model.layers.1.mlp.down_proj.weight"),
+            (("gate",), "model.layers.1.mlp.gate_proj.weight and model.layers.1.mlp.up_proj.weight"),
+            (
+                ("up",),
+                "model.layers.1.mlp.gate_proj.weight and model.layers.1.mlp.up_proj.weight and "
+                "model.layers.1.mlp.down_proj.weight",
+            ),
+        )
+    ),
     "ffn/missing-tensor": (
         Plant("weight", drop(_UP), (_UP,), layer=1),
         Plant("embedding", drop(_EMBEDDING), (_EMBEDDING,)),
@@ -518,4 +774,181 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
         ),
     ),
     "norm/final-missing": (Plant("gain", drop("model.norm.weight"), ("model.norm.weight",)),),
+    "ffn/dead-neurons": tuple(
+        Plant(
+            place,
+            edit_entry(name, at, 0.0),
+            ("2 of 112 neurons", f"2 in {place}", "the first is 40"),
+            layer=1,
+            level="note",
+            certainty="risk",
+        )
+        for place, name, at in (
+            ("gate", _GATE, (slice(40, 42),)),
+            ("up", _UP, (slice(40, 42),)),
+            ("down", _DOWN, (slice(None), slice(40, 42))),
+        )
+    ),
+    "norm/precision": (
+        Plant(
+            "added in bfloat16",
+            edit_tensors(_half_gains),
+            ("input_layernorm", "where the 1 is added in bfloat16"),
+            family="gemma3",
+            level="note",
+            certainty="risk",
+        ),
+        Plant(
+            "rounded on the way",
+            edit_tensors(lambda tensors: tensors.update({_NORM: tensors[_NORM].to(torch.bfloat16).to(torch.float32)})),
+            (_NORM, "no number has a bit that bfloat16 lacks"),
+            layer=1,
+            level="note",
+            certainty="risk",
+        ),
+    ),
+    "moe/experts-missing": (
+        Plant(
+            "one",
+            _without_experts(2),
+            ("layer 1: expert 2 has no tensor", "3 others have", "a row for each of 4"),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+        ),
+        Plant(
+            "the last two",
+            _without_experts(2, 3),
+            ("layer 1: experts 2 to 3 have no tensor", "2 others have"),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+        ),
+    ),
+    "moe/experts-duplicated": (
+        Plant(
+            "copied",
+            edit_tensors(_same_experts),
+            ("layer 1: the experts 1, 3 are equal byte for byte in all their weights",),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+        ),
+        Plant(
+            "one projection",
+            edit_tensors(
+                lambda tensors: tensors.update({f"{_EXPERT}0.w1.weight": tensors[f"{_EXPERT}2.w1.weight"].clone()})
+            ),
+            ("layer 1: the experts 0, 2 are equal byte for byte in gate",),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+        ),
+    ),
+    "moe/experts-untrained": (
+        Plant(
+            "one",
+            _random_experts(2),
+            ("layer 1: expert 2 has neurons", "its other experts"),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+        Plant(
+            "all",
+            _random_experts(0, 1, 2, 3),
+            ("layer 1: 4 of 4 experts have neurons", "v_proj"),
+            family="mixtral",
+            tensors=trained_mixture() | _trained_attention(),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+    ),
+    "quant/scale-missing": (
+        Plant(
+            "dropped",
+            drop(f"{_DOWN}_scale_inv"),
+            (f"{_DOWN}_scale_inv is missing",),
+            config=_FLOAT8,
+            tensors=_in_float8(),
+            layer=1,
+        ),
+        Plant(
+            "renamed",
+            edit_tensors(lambda tensors: tensors.update({f"{_DOWN}_s": tensors.pop(f"{_DOWN}_scale_inv")})),
+            (f"{_DOWN}_scale_inv is missing",),
+            config=_FLOAT8,
+            tensors=_in_float8(),
+            layer=1,
+        ),
+        Plant(
+            "another grid",
+            put(f"{_DOWN}_scale_inv", torch.ones(7, 3)),
+            (f"{_DOWN}_scale_inv has the shape [7, 3] where [3, 7] is expected",),
+            config=_FLOAT8,
+            tensors=_in_float8(),
+            layer=1,
+        ),
+        Plant(
+            "no config",
+            lambda directory: (
+                drop(f"{_DOWN}_scale_inv")(directory),
+                edit_json("config.json", quantization_config=...)(directory),
+            ),
+            (_DOWN, "no scale beside it", "448"),
+            config=_FLOAT8,
+            tensors=_in_float8(),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+    ),
+    "quant/scale-unapplied": (
+        Plant(
+            "float8",
+            edit_tensors(_as_codes),
+            (_DOWN, "numbers of the format e4m3 up to 448"),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+        Plant(
+            "int8",
+            edit_tensors(_as_whole_numbers),
+            (_DOWN, "whole numbers up to 127"),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+    ),
+    "range/fp16-overflow": (
+        Plant(
+            "a loud neuron",
+            edit_tensors(_loud_neuron),
+            ("layer 1: neuron 17 reaches",),
+            layer=1,
+            level="note",
+            certainty="risk",
+        ),
+        Plant(
+            "a large number",
+            edit_entry(_KEYS, (3, 5), 1e5),
+            (_KEYS, "become infinite in float16"),
+            layer=1,
+            level="note",
+            certainty="risk",
+        ),
+    ),
+    "range/eps-underflow": (
+        Plant(
+            "declared",
+            edit_json("config.json", dtype="float16", rms_norm_eps=1e-8),
+            ("attn_in, ffn_in, final", "1e-08", "0 in float16"),
+            level="note",
+            certainty="risk",
+        ),
+    ),
 }

@@ -8,19 +8,21 @@ Both clients stand on this module and differ only in how they wait.
     conclude    status, headers, bytes -> Reply, or the error that the service raised
 """
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import glassblock
 import numpy as np
 from glassblock.errors import GlassblockError, InvalidValue, ServiceUnavailable
 from glassblock.wire import framing, problems
-from glassblock.wire.endpoints import AnswerT, Endpoint, Nothing, RequestT
+from glassblock.wire.endpoints import AnswerT, Endpoint, Nothing, RequestT, Text
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.problems import Problem, error_from_problem
+from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION
 from pydantic import ValidationError
 
 from glassblock_client.backend import httpx
@@ -28,6 +30,7 @@ from glassblock_client.refusals import refusal
 from glassblock_client.tensors import Array, array_from_wire
 
 JSON = "application/json"
+EVENTS = "text/event-stream"
 PIECE_BYTES = 1 << 20
 """Bytes handed to the socket at once: sent whole, a large buffer is copied again after every partial write."""
 
@@ -114,6 +117,7 @@ def prepare(
     tensors: Mapping[str, WireTensor] | None = None,
     want_tensors: bool = False,
     parameters: Mapping[str, str] | None = None,
+    said: Mapping[str, str | None] | None = None,
 ) -> Call[AnswerT]:
     """The call for one endpoint.
 
@@ -121,26 +125,32 @@ def prepare(
         tensors: sent beside the message, in one safetensors body; without any the body is JSON.
         want_tensors: ask for the answer as safetensors.
         parameters: of the path, unquoted.
+        said: further headers, those of `endpoint.headers`; what is None stays unsaid.
 
     Raises:
-        InvalidValue: a parameter cannot be part of a path.
+        InvalidValue: a parameter cannot be part of a path, or a header cannot carry its value.
     """
     segments = {name: _segment(name, value) for name, value in (parameters or {}).items()}
-    headers = {"Accept": framing.MEDIA_TYPE if want_tensors else JSON}
+    headers = {"Accept": framing.MEDIA_TYPE if want_tensors else endpoint.media_type or JSON}
+    headers |= {name: _header(name, value) for name, value in (said or {}).items() if value is not None}
     if want_tensors:
         headers["Accept-Encoding"] = "identity"  # compressed floats save nothing, and their size would be unknown
     body: tuple[bytes | memoryview, ...] = ()
+    path = endpoint.path.format(**segments).lstrip("/")
     # Defaults stay unsaid: they are the wire's, and the service refuses some values only where they were said.
     text = message.model_dump_json(exclude_defaults=True)
     if tensors:
         body = tuple(framing.frame("request", text, tensors))
         headers["Content-Type"] = framing.MEDIA_TYPE
+    elif endpoint.method == "GET":
+        query = message.model_dump(mode="json", exclude_defaults=True)
+        path += f"?{urlencode(query)}" if query else ""
     elif endpoint.request is not Nothing:
         body = (text.encode(),)
         headers["Content-Type"] = JSON
     if body:
         headers["Content-Length"] = str(sum(len(chunk) for chunk in body))
-    return Call(endpoint=endpoint, path=endpoint.path.format(**segments).lstrip("/"), headers=headers, body=body)
+    return Call(endpoint=endpoint, path=path, headers=headers, body=body)
 
 
 class Landing:
@@ -178,13 +188,14 @@ class Landing:
 
 
 def conclude(call: Call[AnswerT], status: int, headers: httpx.Headers, body: memoryview) -> Reply[AnswerT]:
-    """The answer that `body` holds.
+    """The answer that `body` holds. Warns, once in a process, of a service with another schema version.
 
     Raises:
         GlassblockError: the class that the service raised, with its facts.
         ServiceUnavailable: what answered speaks no protocol of ours.
     """
-    media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    _compare_schemas(headers)
+    media_type = _media_type(headers)
     if media_type == problems.MEDIA_TYPE:
         raise _told_error(call, status, body)
     if not 200 <= status < 300:
@@ -198,7 +209,35 @@ def conclude(call: Call[AnswerT], status: int, headers: httpx.Headers, body: mem
         return Reply(_message(call, text), arrays)
     if media_type == JSON:
         return Reply(_message(call, bytes(body)))
+    if media_type == call.endpoint.media_type and call.endpoint.answer is Text:
+        return Reply(call.endpoint.answer.model_validate({"text": bytes(body).decode(errors="replace")}))
     raise _foreign(call, f"it is of type {media_type or 'none'}")
+
+
+def _compare_schemas(headers: httpx.Headers) -> None:
+    theirs = headers.get(SCHEMA_HEADER, SCHEMA_VERSION)
+    if theirs != SCHEMA_VERSION and theirs not in _TOLD_SCHEMAS:
+        _TOLD_SCHEMAS.add(theirs)
+        warnings.warn(
+            f"the service speaks schema version {theirs[:40]!r}, this client (glassblock {glassblock.__version__}) "
+            f"{SCHEMA_VERSION!r}: what one of them does not know is left out or refused; upgrade the older one",
+            stacklevel=2,
+        )
+
+
+_TOLD_SCHEMAS: set[str] = set()
+
+
+def is_stream(headers: httpx.Headers) -> bool:
+    """Whether an answer is a stream of events."""
+    return _media_type(headers) == EVENTS
+
+
+def require_stream(call: Call[Any], status: int, headers: httpx.Headers, landing: Landing) -> None:
+    """Raise what the service answered with in place of a stream of events, as `conclude` does."""
+    if not is_stream(headers):
+        conclude(call, status, headers, landing.close())
+        raise _foreign(call, f"it is of type {_media_type(headers) or 'none'}")
 
 
 @contextmanager
@@ -236,6 +275,16 @@ def _segment(name: str, value: str) -> str:
     if not quoted:
         raise InvalidValue(f"{name} is empty", field=name)
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
+
+
+def _media_type(headers: httpx.Headers) -> str:
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _header(name: str, value: str) -> str:
+    if not (value.isascii() and value.isprintable()):
+        raise InvalidValue(f"{value!r} holds characters that the header {name} cannot carry", field=name)
+    return value
 
 
 def _message(call: Call[AnswerT], text: str | bytes) -> AnswerT:

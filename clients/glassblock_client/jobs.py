@@ -1,12 +1,17 @@
-"""Waiting for an audit: how long between two looks, and what its end means."""
+"""Waiting for an audit: how long between two looks, what its events say, and what its end means."""
 
 from collections.abc import Callable, Iterator
 
-from glassblock.errors import InternalFault, NotReady
-from glassblock.wire.audits import ENDED, Audit, Progress, Report
+from glassblock.errors import InternalFault, NotReady, ServiceUnavailable
+from glassblock.wire.audits import ENDED, Audit, AuditEvent, Progress, Report
 from glassblock.wire.problems import Problem, error_from_problem
+from pydantic import ValidationError
 
 OnProgress = Callable[[Progress], object]
+OnEvent = Callable[[AuditEvent], object]
+
+LONGEST_EVENT = 1 << 20
+"""Bytes; a longer one is none of ours."""
 
 
 def pauses() -> Iterator[float]:
@@ -33,3 +38,53 @@ def report_when_ended(audit: Audit) -> Report | None:
     if audit.state == "cancelled":
         raise NotReady(f"audit {audit.id} was cancelled before it ended", hint="start it again")
     raise InternalFault(f"audit {audit.id} is {audit.state} and has neither report nor problem")
+
+
+class EventFeed:
+    """Server-Sent Events out of the bytes of a stream, as they come.
+
+    Args:
+        on_event: told every event.
+    """
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._events: list[AuditEvent] = []
+
+    @property
+    def events(self) -> tuple[AuditEvent, ...]:
+        """All that came."""
+        return tuple(self._events)
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            ServiceUnavailable: they are no events of a Glassblock service.
+        """
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > LONGEST_EVENT:
+            raise ServiceUnavailable("the service sends events that never end")
+        for line in lines:
+            self._line(line.removesuffix(b"\r"))
+
+    def _line(self, line: bytes) -> None:
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":  # ids and kinds stand in the data too; a line without a name is a sign of life
+                self._data.append(value.removeprefix(b" "))
+            return
+        if not self._data:
+            return
+        text, self._data = b"\n".join(self._data), []
+        try:
+            event = AuditEvent.model_validate_json(text)
+        except ValidationError as fault:
+            raise ServiceUnavailable(
+                "the service sends events that are none of Glassblock's", hint="are its version and this one near?"
+            ) from fault
+        self._events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)

@@ -246,11 +246,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "device and url": (["audit", "x", "--url", "http://x.test", "--device", "cpu"], "--device has no effect"),
     "timeout alone": (["audit", "{checkpoint}", "--timeout", "3"], "--timeout has no effect"),
     "bad url": (["audit", "x", "--url", "x.test:80"], "no http:// or https:// URL"),
-    "no input": (["run", "{checkpoint}", "--layer", "0"], "one of --input FILE and --sample"),
+    "no input": (["run", "{checkpoint}", "--layer", "0"], "one of --input FILE, --sample"),
     "two inputs": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--input", "x.npy"], "one of --input"),
     "seed of a file": (["run", "{checkpoint}", "--layer", "0", "--input", "x.npy", "--seed", "1"], "--seed has no"),
     "no rows": (["run", "{checkpoint}", "--layer", "0", "--sample", "0"], "rows: input should be"),
-    "a stage": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"], "known: x, normed"),
+    "a stage": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"], "known: x, attention_normed"),
     "no stage": (
         ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", ","],
         "--capture names no stage",

@@ -30,10 +30,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from engine import attempt, client, debian_base, docker, engine, until
+from safetensors.numpy import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from jobs.postgres_server import NoServer, fresh_database, postgres_server  # noqa: E402
+
 EXAMPLE = "tiny-llama"
+LARGE = "large-llama"
+"""The example with wider layers, whose certified audit takes long enough to be interrupted."""
 IMAGE = "glassblock-under-test"
 FOLDERS = {"/": False, "/checkpoints": False, "/opt/glassblock": False, "/tmp": True, "/data": True}
 
@@ -55,6 +62,7 @@ def main() -> None:
                 checkpoints = _copied_example(folder)
                 _check_container(checkpoints)
                 _check_compose(folder, checkpoints)
+                _check_postgres(checkpoints)
             finally:
                 if not given.keep:
                     attempt("image", "rm", "--force", IMAGE)
@@ -78,30 +86,66 @@ def _check_image() -> None:
 def _check_container(checkpoints: Path) -> None:
     port = _free_port()
     name = f"{IMAGE}-{port}"
+    _start(name, port, checkpoints)
+    with _removed(name):
+        until("healthy", lambda: _health(name) == "healthy", seconds=90)
+        for path, writable in FOLDERS.items():
+            status, _ = attempt("exec", name, "touch", f"{path}/probe")
+            _check(f"{path} is {'writable' if writable else 'read-only'}", (status == 0) is writable)
+        first = _check_audit(port)
+
+        interrupted = _running_audit(port)
+        os.kill(_state(name)["Pid"], signal.SIGKILL)
+        until("restarted after kill -9", lambda: _inspect(name)["RestartCount"] == 1, seconds=30)
+        until("healthy again", lambda: _health(name) == "healthy", seconds=90)
+        _check("the history is there, with its report", _audit(port, first)["report"]["verdict"] == "pass")
+        until("the audit under way at the kill has its report", lambda: _ended(port, interrupted), seconds=180)
+        _check("at its second attempt", _audit(port, interrupted)["attempts"] == 2)
+
+        handed_back = _running_audit(port)
+        started = time.monotonic()
+        docker("stop", "--time", "40", name)
+        took = time.monotonic() - started
+        _check(f"it stops gracefully with a job running ({took:.1f} s)", took < 10 and _state(name)["ExitCode"] == 0)
+        docker("start", name)
+        until("healthy after a new start", lambda: _health(name) == "healthy", seconds=90)
+        until("the audit that was handed back has its report", lambda: _ended(port, handed_back), seconds=180)
+        _check("the attempt that was stopped is not counted", _audit(port, handed_back)["attempts"] == 1)
+        docker("stop", "--time", "40", name)
+        _check("no traceback in its log", "Traceback" not in attempt("logs", name)[1])
+
+
+def _check_postgres(checkpoints: Path) -> None:
+    """Two containers of the image share the jobs in a PostgreSQL of this machine, where its programs are here."""
+    try:
+        with postgres_server() as server:
+            url = fresh_database(server)
+            sockets = Path(url.partition("host=")[2])
+            sockets.chmod(0o711)  # the image's user must come through to the socket
+            told = ["--volume", f"{sockets}:{sockets}", "--env", f"GLASSBLOCK_DATABASE={url}"]
+            ports = [_free_port() for _ in range(2)]
+            with contextlib.ExitStack() as stack:
+                for port in ports:
+                    name = f"{IMAGE}-{port}"
+                    _start(name, port, checkpoints, *told)
+                    stack.enter_context(_removed(name))
+                for port in ports:
+                    until("healthy, on PostgreSQL", lambda: _health(f"{IMAGE}-{port}") == "healthy", seconds=90)  # noqa: B023
+                audit = _check_audit(ports[0])
+                _check("the other container knows the audit", _audit(ports[1], audit)["state"] == "succeeded")
+    except NoServer as why:
+        print(f"  not checked: PostgreSQL ({why})", flush=True)
+
+
+def _start(name: str, port: int, checkpoints: Path, *further: str) -> None:
     docker(
         *f"run --detach --name {name} --network host --restart unless-stopped".split(),
         *["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"],
         *("--volume", f"{checkpoints}:/checkpoints:ro"),
         *("--env", f"GLASSBLOCK_PORT={port}", "--env", "GLASSBLOCK_HOST=127.0.0.1"),
+        *further,
         IMAGE,
     )
-    with _removed(name):
-        until("healthy", lambda: _state(name)["Health"]["Status"] == "healthy", seconds=90)
-        for path, writable in FOLDERS.items():
-            status, _ = attempt("exec", name, "touch", f"{path}/probe")
-            _check(f"{path} is {'writable' if writable else 'read-only'}", (status == 0) is writable)
-        _check_audit(port)
-
-        os.kill(_state(name)["Pid"], signal.SIGKILL)
-        until("restarted after kill -9", lambda: _inspect(name)["RestartCount"] == 1, seconds=30)
-        until("healthy again", lambda: _state(name)["Health"]["Status"] == "healthy", seconds=90)
-        _check_audit(port)
-
-        started = time.monotonic()
-        docker("stop", "--time", "40", name)
-        took = time.monotonic() - started
-        _check(f"it stops gracefully ({took:.1f} s)", took < 5 and _state(name)["ExitCode"] == 0)
-        _check("no traceback in its log", "Traceback" not in attempt("logs", name)[1])
 
 
 def _check_compose(folder: Path, checkpoints: Path) -> None:
@@ -128,7 +172,7 @@ services:
     told = os.environ | {"CHECKPOINTS": str(checkpoints)}
     try:
         subprocess.run([*compose, "up", "--no-build", "--wait", "--wait-timeout", "90"], env=told, check=True)
-        _check("compose: up and healthy", _state(f"{IMAGE}-compose")["Health"]["Status"] == "healthy")
+        _check("compose: up and healthy", _health(f"{IMAGE}-compose") == "healthy")
         _check_audit(port)
     except BaseException:
         print(attempt("logs", f"{IMAGE}-compose")[1], file=sys.stderr)
@@ -140,23 +184,42 @@ services:
     _check(f"compose: down ({took:.1f} s)", took < 10)
 
 
-def _check_audit(port: int) -> None:
+def _check_audit(port: int) -> str:
     """One audit over HTTP: asked for, waited for, passed."""
+    audit = _asked_audit(port, {"checkpoint": EXAMPLE})
+    until("the audit has its report", lambda: _ended(port, audit), seconds=60)
+    _check("the example passes", _audit(port, audit)["report"]["verdict"] == "pass")
+    return audit
+
+
+def _running_audit(port: int) -> str:
+    """A long audit that has begun."""
+    audit = _asked_audit(port, {"checkpoint": LARGE, "certify": True})
+    until("a long audit is under way", lambda: _audit(port, audit)["progress"]["done"] > 0, seconds=60)
+    _check("and has not ended", _audit(port, audit)["state"] == "running")
+    return audit
+
+
+def _asked_audit(port: int, message: dict[str, Any]) -> str:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/audits",
-        data=json.dumps({"checkpoint": EXAMPLE}).encode(),
+        data=json.dumps(message).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        location = answer.headers["Location"]
-        _check("an audit is accepted", answer.status == 202 and location)
+        _check("an audit is accepted", answer.status == 202 and answer.headers["Location"])
+        return json.load(answer)["id"]
 
-    def report() -> dict[str, Any] | None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{location}", timeout=30) as answer:
-            return json.load(answer).get("report")
 
-    until("the audit has its report", lambda: report() is not None, seconds=60)
-    _check("the example passes", (report() or {})["verdict"] == "pass")
+def _ended(port: int, audit: str) -> bool:
+    told = _audit(port, audit)
+    _check_quietly(f"audit {audit} is {told['state']}", told["state"] not in {"failed", "cancelled"})
+    return told["state"] == "succeeded"
+
+
+def _audit(port: int, audit: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/audits/{audit}", timeout=30) as answer:
+        return json.load(answer)
 
 
 def _copied_example(folder: Path) -> Path:
@@ -166,7 +229,27 @@ def _copied_example(folder: Path) -> Path:
     copy.mkdir(parents=True)
     for file in (ROOT / "examples" / EXAMPLE).iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
+    _write_large(copy, copy.parent / LARGE)
     return copy.parent
+
+
+def _write_large(example: Path, folder: Path) -> None:
+    """The example with every hidden width eight times and every inner width six times what it was."""
+    folder.mkdir()
+    config = json.loads((example / "config.json").read_text())
+    wider = {64: 512, 384: 2304, 32: 256}
+    for name in ("hidden_size", "intermediate_size"):
+        config[name] = wider[config[name]]
+    config["head_dim"] *= 8
+    draw = np.random.default_rng(0)
+    tensors: dict[str, Any] = {}
+    for name, tensor in load_file(example / "model.safetensors").items():
+        shape = tuple(axis if axis == config["vocab_size"] else wider[axis] for axis in tensor.shape)
+        drawn = 0.02 * draw.standard_normal(shape, dtype=np.float32)
+        tensors[name] = drawn if len(shape) > 1 else np.ones(shape, np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # the image's user reads it
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _build(base: str, folder: Path) -> None:
@@ -244,6 +327,10 @@ def _state(name: str) -> dict[str, Any]:
     return _inspect(name)["State"]
 
 
+def _health(name: str) -> str:
+    return _state(name)["Health"]["Status"]
+
+
 def _inspect(name: str) -> dict[str, Any]:
     return json.loads(docker("inspect", name))[0]
 
@@ -255,9 +342,13 @@ def _free_port() -> int:
 
 
 def _check(what: str, holds: object) -> None:
+    _check_quietly(what, holds)
+    print(f"  ok: {what}", flush=True)
+
+
+def _check_quietly(what: str, holds: object) -> None:
     if not holds:
         sys.exit(f"does not hold: {what}")
-    print(f"  ok: {what}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ import httpx
 import pytest
 import torch
 from glassblock.api.entry import connect
-from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock_client import Client
-from makers import Tiny, tiny_checkpoint
+from makers import USUAL, Tiny, tiny_checkpoint
 
 GPU = "cuda:0"
 
@@ -29,7 +28,7 @@ def _a_gpu() -> None:
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("roots")
-    for family in ARCHITECTURES:
+    for family in USUAL:
         tiny_checkpoint(family, folder / family)
         tiny_checkpoint(family, folder / f"{family}-bfloat16", dtype=torch.bfloat16)
     tiny_checkpoint("llama", folder / "wide", tiny=WIDE)

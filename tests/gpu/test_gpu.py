@@ -20,7 +20,7 @@ from glassblock.operations.store import usable_device
 from glassblock.wire.audits import Coverage, Report
 from glassblock.wire.blocks import ALL_STAGES
 from glassblock_client import Client, Overrides, Sample
-from makers import tiny_checkpoint
+from makers import USUAL, tiny_checkpoint
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -75,7 +75,7 @@ def test_which_devices_can_be_asked_for(root: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", USUAL)
 def test_a_block_gives_the_numbers_of_the_cpu(both: Both, family: str, layer: int) -> None:
     x = rows(64, 48)
     ours, theirs = (client.run_block(family, layer, x=x, return_tensors=True) for client in (both.gpu, both.cpu))
@@ -91,7 +91,7 @@ def test_a_block_gives_the_numbers_of_the_cpu(both: Both, family: str, layer: in
         assert (statistics.min, statistics.max, statistics.non_finite) == (tensor.min(), tensor.max(), 0)
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", USUAL)
 def test_float64_stays_exact(both: Both, family: str) -> None:
     x = rows(16, 48).astype(np.float64)
     ours, theirs = (
@@ -219,7 +219,7 @@ def test_norm_statistics(both: Both, question: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("dense_up_to", [0, 128])
-@pytest.mark.parametrize("question", ["posted", *ARCHITECTURES])
+@pytest.mark.parametrize("question", ["posted", *USUAL])
 def test_residuals_compare(both: Both, question: str, dense_up_to: int) -> None:
     asked: dict[str, Any] = {"x": rows(3, 48).astype(np.float64), "dense_up_to": dense_up_to}
     if question == "posted":
@@ -268,7 +268,7 @@ def test_the_audit_of_the_example_says_the_same(tmp_path: Path, swapped: tuple[i
                 assert found == value, (here.layer, name)
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", USUAL)
 def test_the_audit_of_every_family_says_the_same(root: Path, family: str) -> None:
     ours, theirs = (audited(root, family, device) for device in (GPU, "cpu"))
     assert (ours.verdict, told(ours)) == (theirs.verdict, told(theirs))

@@ -56,7 +56,8 @@ def test_as_published_it_is_silent_and_every_gate_is_certified(smollm2: Any) -> 
     report = audit_checkpoint(smollm2.single, AuditQuestion(certify=True))
     assert (report.findings, report.verdict) == ((), "pass")
     assert coverage(report).checked == len(report.layers) == len(LAYERS)
-    assert all(not entry.undecidable for entry in report.coverage)
+    # No tensor carries the epsilon that a norm was run with.
+    assert {entry.rule for entry in report.coverage if entry.undecidable} == {"norm/eps-mismatch"}
     metrics = [layer.metrics for layer in report.layers]
     level = math.log10(5e-6)
     for values in metrics:

@@ -17,7 +17,7 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.hypotheses import Alternatives, Hypothesis
 from glassblock.numerics.nearness import EXCLUDES
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.overrides import rewired
+from glassblock.numerics.rewiring import rewired
 from glassblock_client import Client
 from glassblock_client.cli.captures import read_captures
 from tokenizers import Tokenizer

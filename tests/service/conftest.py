@@ -6,15 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 from glassblock.api.entry import connect
-from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock_client import Client
-from makers import tiny_checkpoint
+from makers import USUAL, tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("roots")
-    for family in ARCHITECTURES:
+    for family in USUAL:
         tiny_checkpoint(family, folder / family)
     tiny_checkpoint("llama", folder / "sharded", shards=3)
     return folder

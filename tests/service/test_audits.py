@@ -2,15 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from glassblock.errors import GlassblockError, InvalidValue, NoRoom, NotReady, UnknownAudit
-from glassblock.jobs.audits import WAITING, AuditJobs
+from glassblock.jobs.audits import AuditJobs
+from glassblock.jobs.history import Asked
+from glassblock.jobs.worker import Rules
 from glassblock.operations.audits import AuditStopped
-from glassblock.wire.audits import AuditedCheckpoint, AuditRequest, Report
+from glassblock.wire.audits import AuditedCheckpoint, AuditRequest, Progress, Report
 from glassblock_client import Client
 from makers import tiny_checkpoint
 
@@ -119,48 +121,60 @@ def gate() -> Gate:
     return Gate()
 
 
+WAITING = 3
+
+
 @pytest.fixture
-def jobs(gate: Gate) -> AuditJobs:
-    return AuditJobs(gate, status_of=lambda _: 422)
+def jobs(gate: Gate) -> Iterator[AuditJobs]:
+    jobs = AuditJobs(gate, status_of=lambda _: 422, rules=Rules(beat_seconds=0.02, waiting=WAITING))
+    jobs.open()
+    yield jobs
+    jobs.close()
+
+
+def asked(checkpoint: str, **more: str) -> Asked:
+    return Asked(AuditRequest(checkpoint=checkpoint), **more)
 
 
 def wait_for(jobs: AuditJobs, audit_id: str, state: str) -> None:
-    for _ in range(400):
-        if jobs.get(audit_id).state == state:
+    wait_until(lambda: jobs.get(audit_id).state == state)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
             return
         time.sleep(0.01)
-    raise TimeoutError(jobs.get(audit_id))
+    raise TimeoutError
 
 
 def test_progress_is_told_while_it_runs(jobs: AuditJobs, gate: Gate) -> None:
-    audit = jobs.start(AuditRequest(checkpoint="a"))
+    audit = jobs.start(asked("a"))
     assert gate.running.wait(5)
     wait_for(jobs, audit.id, "running")
     with pytest.raises(NotReady, match="running"):
         jobs.report(audit.id)
-    assert (jobs.get(audit.id).progress.done, jobs.get(audit.id).progress.total) == (1, 3)
+    wait_until(lambda: jobs.get(audit.id).progress == Progress(done=1, total=3, message="layer 0"))
     gate.open.set()
     wait_for(jobs, audit.id, "succeeded")
-    assert jobs.report(audit.id).checkpoint.path == "a"
-    jobs.close()
+    assert jobs.report(audit.id).report.checkpoint.path == "a"
 
 
 def test_cancel_stops_the_running_and_the_waiting(jobs: AuditJobs, gate: Gate) -> None:
-    first, second = (jobs.start(AuditRequest(checkpoint=name)) for name in ("a", "b"))
+    first, second = (jobs.start(asked(name)) for name in ("a", "b"))
     assert gate.running.wait(5)
     assert jobs.cancel(second.id).state == "cancelled"
     assert jobs.cancel(first.id).state == "cancelled"
-    third = jobs.start(AuditRequest(checkpoint="c"))
+    third = jobs.start(asked("c"))
     gate.open.set()
     wait_for(jobs, third.id, "succeeded")
     assert jobs.get(first.id).state == jobs.get(second.id).state == "cancelled"
     assert jobs.cancel(third.id).state == "succeeded", "what has ended stays as it ended"
-    jobs.close()
 
 
 def test_a_failed_job_keeps_its_problem_and_a_defect_tells_no_inside(jobs: AuditJobs, gate: Gate) -> None:
     gate.open.set()
-    bad, defect = (jobs.start(AuditRequest(checkpoint=name)) for name in ("bad", "defect"))
+    bad, defect = (jobs.start(asked(name)) for name in ("bad", "defect"))
     wait_for(jobs, bad.id, "failed")
     wait_for(jobs, defect.id, "failed")
     problem = jobs.get(bad.id).problem
@@ -169,22 +183,19 @@ def test_a_failed_job_keeps_its_problem_and_a_defect_tells_no_inside(jobs: Audit
     assert "passwd" not in str(jobs.get(defect.id).problem)
     with pytest.raises(GlassblockError):
         jobs.report(defect.id)
-    jobs.close()
 
 
 def test_too_many_waiting_are_told_to_come_back(jobs: AuditJobs, gate: Gate) -> None:
-    jobs.start(AuditRequest(checkpoint="running"))
+    jobs.start(asked("running"))
     assert gate.running.wait(5)
     for _ in range(WAITING):
-        jobs.start(AuditRequest(checkpoint="waiting"))
+        jobs.start(asked("waiting"))
     with pytest.raises(NoRoom) as refused:
-        jobs.start(AuditRequest(checkpoint="one too many"))
+        jobs.start(asked("one too many"))
     assert refused.value.retry_after
-    jobs.close()
 
 
 def test_an_unknown_audit_is_not_found(jobs: AuditJobs) -> None:
     for ask in (jobs.get, jobs.cancel, jobs.report):
         with pytest.raises(UnknownAudit):
             ask("nonesuch")
-    jobs.close()

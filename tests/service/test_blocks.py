@@ -7,11 +7,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.errors import InvalidValue
 from glassblock.wire.blocks import ALL_STAGES
 from glassblock_client import Client, Overrides, Sample
-from makers import tiny_checkpoint
+from makers import USUAL, tiny_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load, save
 from safetensors.torch import save as save_torch
@@ -21,7 +20,7 @@ def rows(count: int = 5, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, 48), dtype=np.float32)
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", USUAL)
 def test_every_family_runs_and_recombines(client: Client, family: str) -> None:
     run = client.run_block(family, 1, x=rows(), return_tensors=True)
     assert run.answer.family == family

@@ -7,11 +7,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.errors import InvalidValue
 from glassblock.wire.values import Stage
 from glassblock_client import Client, Overrides
-from makers import Tiny, tiny_checkpoint
+from makers import USUAL, Tiny, tiny_checkpoint
 
 
 def budget(http: httpx.Client, **message: Any) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def test_a_list_of_one_is_a_sweep_of_one(http: httpx.Client) -> None:
     assert (answer["swept"], len(answer["sweep"])) == ("d_model", 1)
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", USUAL)
 def test_a_checkpoint_brings_its_sizes(client: Client, family: str) -> None:
     answer = client.budgets(checkpoint=family, batch=2, tokens=[1, 8])
     kind = "plain" if family == "gpt2" else "gated"

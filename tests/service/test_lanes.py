@@ -22,13 +22,13 @@ def test_questions_are_answered_while_every_heavy_thread_works(
 ) -> None:
     let_go, waiting = threading.Event(), threading.Semaphore(0)
 
-    def stuck(*_: object) -> None:
+    def stuck(*_: object, **__: object) -> None:
         waiting.release()
         let_go.wait(30)
         raise TooLarge("enough")
 
     monkeypatch.setattr("glassblock.operations.block_runs.run", stuck)
-    threads = Settings().threads
+    threads = Settings().heavy
     with ThreadPoolExecutor(threads + 2) as callers:
         body = {"checkpoint": "llama", "layer": 0, "sample": {"rows": 1}}
         calls = [callers.submit(http.post, "/v1/blocks/run", json=body) for _ in range(threads + 2)]

@@ -103,11 +103,11 @@ def test_a_refused_setting_says_where_it_was_set(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InvalidValue, match="port") as refused:
         serve(port=99999)
     assert refused.value.hint == "`glassblock serve --help` tells what it may be"
-    monkeypatch.setenv("GLASSBLOCK_THREADS", "many")
+    monkeypatch.setenv("GLASSBLOCK_HEAVY", "many")
     for start in (lambda: serve(port=0), lambda: connect(roots=[tmp_path]).__enter__()):
-        with pytest.raises(InvalidValue, match="threads") as refused:
+        with pytest.raises(InvalidValue, match="heavy") as refused:
             start()
-        assert refused.value.hint == "it is set by GLASSBLOCK_THREADS in the environment"
+        assert refused.value.hint == "it is set by GLASSBLOCK_HEAVY in the environment"
 
 
 def test_it_says_in_one_line_where_it_listens_and_stops_with_status_0(tmp_path: Path) -> None:

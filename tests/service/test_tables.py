@@ -1,11 +1,13 @@
 """The tables of the edge are complete: nothing on the wire without a route, no error without a status."""
 
 import json
+import re
 from pathlib import Path
 
 from glassblock.api.answers import ANSWERS
 from glassblock.api.openapi import document
 from glassblock.api.routes import ROUTES
+from glassblock.api.settings import Settings
 from glassblock.errors import ERRORS
 from glassblock.wire.endpoints import ENDPOINTS
 
@@ -15,6 +17,18 @@ OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
 def test_every_endpoint_has_its_route() -> None:
     assert set(ROUTES) == {endpoint.name for endpoint in ENDPOINTS}
     assert all(ROUTES[endpoint.name].endpoint is endpoint for endpoint in ENDPOINTS)
+
+
+def test_every_setting_is_in_the_guide_with_its_default() -> None:
+    guide = (OPENAPI.parent / "operating.md").read_text()
+    rows = re.findall(r"\| `GLASSBLOCK_(\w+)` \| (.*) \| (.*) \|", guide)
+    assert [name.lower() for name, _, _ in rows] == list(Settings.model_fields)
+    for name, default, text in rows:
+        field = Settings.model_fields[name.lower()]
+        shown = (
+            "off" if field.default is False else f"`{field.default}`" if field.default not in {None, (), ""} else "none"
+        )
+        assert (default, text) == (shown, field.description), name
 
 
 def test_every_error_has_its_status() -> None:

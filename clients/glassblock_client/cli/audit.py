@@ -10,9 +10,15 @@ from glassblock.reports import REPORTS
 from glassblock.reports.baseline import baseline_of, compared, read_baseline, written
 from glassblock.wire.audits import Report
 
-from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.connection import (
+    CheckpointArgument,
+    DeviceOption,
+    TimeoutOption,
+    UrlOption,
+    connected_to_all,
+)
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
-from glassblock_client.cli.files import read_json_object, require_writable, write_whole
+from glassblock_client.cli.files import config_in, read_json_object, require_writable, write_whole
 from glassblock_client.cli.screen import coloured, columns, progress_bar
 from glassblock_client.cli.streams import tell
 
@@ -50,7 +56,25 @@ def audit(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="Another engine's config (JSON): differences are errors.", show_default=False),
+        typer.Option(
+            help="Another engine's config (JSON), or a folder with one: differences are errors.", show_default=False
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Another checkpoint: every tensor is compared with its counterpart. With --url its name there.",
+            show_default=False,
+        ),
+    ] = None,
+    captures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Tensors captured in an engine, to explain layer by layer. With --url their name there.",
+            show_default=False,
+        ),
     ] = None,
     family: FamilyOption = None,
     family_file: FamilyFileOption = None,
@@ -85,9 +109,12 @@ def audit(
     if baseline is not None:
         known = read_baseline(read_json_object(baseline, option="--baseline"), name=f"--baseline: {baseline}")
     row = read_family_row(family, family_file)
-    config = None if against is None else read_json_object(against, option="--against")
+    config = None if against is None else read_json_object(config_in(against), option="--against")
     with (
-        connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
+        connected_to_all(context, (path, reference, captures), url=url, timeout=timeout, device=device) as (
+            client,
+            (name, other, recorded),
+        ),
         progress_bar(f"auditing {name}") as on_progress,
     ):
         report = client.audit_checkpoint(
@@ -98,6 +125,8 @@ def audit(
             against_name="against" if against is None else f"{against} (--against)",
             rules=chosen,
             certify=certify,
+            reference=other,
+            captures=recorded,
             on_progress=on_progress,
         )
     if known is not None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 from glassblock.errors import InvalidValue
-from glassblock.reports.text import byte_count
+from glassblock.reports.wording import byte_count
 from glassblock.wire.budgets import Budget, BudgetAnswer
 from rich import box
 from rich.table import Table

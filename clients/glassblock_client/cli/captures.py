@@ -1,20 +1,16 @@
 """Captured stages in files: one safetensors file, or a folder of them, of one layer or of many."""
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from glassblock.errors import InvalidValue
-from glassblock.wire.explain import CAPTURED_STAGES, stage_of
+from glassblock.wire.explain import CAPTURED_STAGES, layer_of_file, stage_of
 from glassblock.wire.framing import WireTensor, read_tensors
 
 Stages = Mapping[str, WireTensor]
 
 SUFFIX = ".safetensors"
-
-_LAYER_FILE = re.compile(r"(?:.*[^0-9A-Za-z])?layers?[ ._-]?(\d{1,7})", re.IGNORECASE)
-"""`layer_07.safetensors`, `layers.7.safetensors`, `run3-layer7.safetensors`."""
 
 
 def read_captures(path: Path, layer: int | None, *, option: str = "--captures") -> dict[int, Stages]:
@@ -50,8 +46,8 @@ def read_captures(path: Path, layer: int | None, *, option: str = "--captures") 
 
 
 def _tensors(file: Path, asked: int | None, *, option: str) -> Iterator[tuple[int, str, WireTensor]]:
-    named = _LAYER_FILE.fullmatch(file.stem)
-    of_file = asked if named is None else int(named[1])
+    named = layer_of_file(file.stem)
+    of_file = asked if named is None else named
     try:
         _, tensors = read_tensors(np.memmap(file, np.uint8, mode="r").data)
     except (ValueError, EOFError) as fault:  # numpy: an empty file

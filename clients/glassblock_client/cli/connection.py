@@ -156,6 +156,68 @@ def connected_to(
         yield client, name
 
 
+@contextmanager
+def connected_to_all(
+    context: typer.Context,
+    paths: Sequence[str | None],
+    *,
+    url: str | None,
+    timeout: float | None,
+    device: str | None,
+) -> Generator[tuple[Client, tuple[str, str | None, str | None]]]:
+    """As `connected_to`: a client, and the names of a checkpoint, of another one, and of captures, where given.
+
+    Raises:
+        UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of any of them.
+    """
+    first, other, captures = paths
+    assert first is not None, "the checkpoint is always named"
+    if url:
+        with connected_to(context, first, url=url, timeout=timeout, device=device) as (client, name):
+            yield client, (name, _there(other), _there(captures))
+        return
+    given = [path for path in paths if path is not None]
+    roots, names = roots_of_all(given)
+    named = iter(names)
+    first_name, other_name, captured = (None if path is None else next(named) for path in paths)
+    assert first_name is not None, "the checkpoint is always named"
+    with connected(context, roots, url=None, timeout=timeout, device=device) as client:
+        yield client, (first_name, other_name, captured)
+
+
+def _there(name: str | None) -> str | None:
+    return None if name is None else name.rstrip("/") or name
+
+
+def roots_of_both(path: str, other: str) -> tuple[list[Path], str, str]:
+    """Folders that hold two checkpoints, and their names in there.
+
+    Raises:
+        UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of either.
+    """
+    roots, (name, second) = roots_of_all((path, other))
+    return roots, name, second
+
+
+def roots_of_all(paths: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """Folders that hold all of these, and their names in there.
+
+    Raises:
+        UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of any of them.
+    """
+    roots: list[Path] = []
+    names: list[str] = []
+    for path in paths:
+        root, name = root_and_name(path)
+        if any(other != root and (other / name).exists() for other in roots):
+            # A name is looked for under the first root first: this one is named from a folder above all.
+            above = Path(os.path.commonpath([root, *roots]))
+            root, name = above, str((root / name).relative_to(above))
+        roots += [root] if root not in roots else []
+        names.append(name)
+    return roots, tuple(names)
+
+
 def root_and_name(path: str) -> tuple[Path, str]:
     """The folder that holds the checkpoint, and its name in there.
 

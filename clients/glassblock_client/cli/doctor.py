@@ -3,10 +3,14 @@
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
 import glassblock
 import typer
@@ -20,11 +24,21 @@ from glassblock_client.cli.screen import show, working
 from glassblock_client.client import Client
 
 CLIENT_PACKAGES = ("httpx", "numpy", "pydantic", "rich", "typer")
-SERVICE_PACKAGES = ("torch", "safetensors", "fastapi", "uvicorn", "pydantic-settings", "jaxtyping", "anyio")
+SERVICE_PACKAGES = (
+    "torch", "safetensors", "fastapi", "uvicorn", "pydantic-settings", "jaxtyping", "anyio",
+    "sqlalchemy", "alembic", "sse-starlette", "prometheus-client", "structlog", "limits",
+)  # fmt: skip
 TORCH_SECONDS = 120
+DRIVER_SECONDS = 20
+SUFFIX = ".safetensors"
+FILES = 1000
+READ_BYTES = 256 << 20
+"""Enough to tell a disk from a network, and little enough to wait for."""
+
 LOOK_AT_TORCH = """
 import torch
 print(torch.__version__)
+print(torch.version.cuda or "")
 for number in range(torch.cuda.device_count()):
     device = torch.cuda.get_device_properties(number)
     print(f"cuda:{number}  {device.name}, {device.total_memory / 2**30:.0f} GiB")
@@ -48,7 +62,8 @@ def doctor(context: typer.Context, *, url: UrlOption = None, timeout: TimeoutOpt
     Exit status: 0 when everything needed works, else 1.
     """
     with working("looking"):
-        checks = [*_here(), *(_service_packages() if not url else ()), *_service(context, url, timeout)]
+        here = () if url else (*_service_packages(), *_roots())
+        checks = [*_here(), *here, *_service(context, url, timeout)]
     show(_told(checks))
     return 0 if all(check.good for check in checks) else 1
 
@@ -77,9 +92,64 @@ def _service_packages() -> Iterator[Check]:
         last = asked.stderr.strip().rpartition("\n")[2]
         yield Check("torch", f"does not load: {last}", good=False, advice="reinstall torch")
         return
-    version, *devices = asked.stdout.strip().split("\n")
-    yield Check("torch", version)
+    version, cuda, *devices = asked.stdout.splitlines()
+    yield Check("torch", f"{version}, {f'for CUDA {cuda}' if cuda else 'for the CPU alone'}")
+    yield _driver(for_cuda=bool(cuda), devices=devices)
     yield Check("devices", "; ".join([*devices, "cpu"]))
+
+
+def _driver(*, for_cuda: bool, devices: Sequence[str]) -> Check:
+    """The NVIDIA driver, which torch needs for a GPU and which is installed apart from it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Check("driver", "no NVIDIA driver here (nvidia-smi is not found)")
+    query = [program, "--query-gpu=driver_version,name", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return Check("driver", "does not answer", good=False, advice="look at nvidia-smi; a restart may be needed")
+    if asked.returncode != 0:
+        first = (asked.stdout or asked.stderr).strip().partition("\n")[0]
+        return Check("driver", f"fails: {first}", good=False, advice="look at nvidia-smi; a restart may be needed")
+    found = "; ".join(asked.stdout.strip().split("\n"))
+    if devices:
+        return Check("driver", found)
+    why = "torch does not see its GPU" if for_cuda else "this torch is for the CPU alone"
+    return Check("driver", f"{found}; {why}", good=False, advice="install a CUDA build of torch that fits the driver")
+
+
+def _roots() -> Iterator[Check]:
+    """How fast the disk under the roots is read: an audit takes at least the size of a checkpoint divided by that."""
+    for root in filter(None, os.environ.get("GLASSBLOCK_ROOTS", "").split(os.pathsep)):
+        try:
+            largest = _largest_file(Path(root))
+            if largest is None:
+                yield Check("root", f"{root}: no .safetensors file", good=False, advice=f"put checkpoints under {root}")
+                continue
+            size, seconds = _read(largest)
+        except (OSError, ValueError) as fault:
+            yield Check("root", f"{root}: {fault}", good=False, advice="look at its permissions, or GLASSBLOCK_ROOTS")
+            continue
+        yield Check("root", f"{root}: {size / 2**20:,.0f} MiB read at {size / 2**20 / seconds:,.0f} MiB/s")
+
+
+def _largest_file(root: Path) -> Path | None:
+    """Among the first FILES weights below `root`: a store of thousands need not be walked to the end."""
+    if not root.is_dir():
+        raise NotADirectoryError("is no folder")
+    files = (Path(folder) / name for folder, _, names in os.walk(root) for name in names if name.endswith(SUFFIX))
+    return max(islice(files, FILES), key=lambda file: file.stat().st_size, default=None)
+
+
+def _read(file: Path) -> tuple[int, float]:
+    """Bytes read from the start of a file, and how long that took; what the system holds in memory comes faster."""
+    began, size = time.perf_counter(), 0
+    with file.open("rb", buffering=0) as stream:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while size < READ_BYTES and (piece := stream.read(1 << 22)):
+            size += len(piece)
+    return size, max(time.perf_counter() - began, 1e-9)
 
 
 def _service(context: typer.Context, url: str | None, timeout: float | None) -> Iterator[Check]:
@@ -101,6 +171,9 @@ def _asked(client: Client, where: str) -> Iterator[Check]:
     ready = health.status == "ready"
     checks = "; ".join(f"{name}: {told}" for name, told in health.checks.items())
     yield Check("readiness", f"{health.status}{f' ({checks})' if checks else ''}", good=ready, advice="see its log")
+    for name, told in health.checks.items():
+        if told.startswith("low"):
+            yield Check(name, told, good=False, advice="free space where GLASSBLOCK_DATA lies, or keep fewer audits")
 
 
 def _packages(subject: str, names: Sequence[str], *, advice: str) -> Check:

@@ -36,6 +36,20 @@ def read_json_object(path: Path, *, option: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def config_in(path: Path) -> Path:
+    """The config itself, or the one in a folder: config.json, else params.json.
+
+    Raises:
+        InvalidValue: a folder without either.
+    """
+    if not path.is_dir():
+        return path
+    found = next((path / name for name in ("config.json", "params.json") if (path / name).is_file()), None)
+    if found is None:
+        raise _refused("--against", path, "is a folder without config.json and params.json")
+    return found
+
+
 def read_x(path: Path, *, option: str = "--input") -> WireTensor:
     """The tensor `x` of a .safetensors file, or the array of an .npy file. Never unpickles.
 

@@ -19,10 +19,11 @@ from glassblock.wire.values import BytesRead, PlacementName, Sample
 
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
 from glassblock_client.cli.files import require_writable, write_whole
+from glassblock_client.cli.inputs import SampleOption, SeedOption
 from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_matplotlib
 from glassblock_client.cli.jacobian_tables import layer_table, proof, token_table
 from glassblock_client.cli.layer_inputs import LayerInputs, read_layer_inputs
-from glassblock_client.cli.run import FormatOption, SampleOption, SeedOption
+from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import progress_bar, show
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client

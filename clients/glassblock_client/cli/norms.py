@@ -11,7 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
-from glassblock_client.cli.run import FormatOption, InputOption, SampleOption, SeedOption, chosen_input, told
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
+from glassblock_client.cli.inputs import (
+    InputOption,
+    SampleOption,
+    SeedOption,
+    TextOption,
+    TokenIdsOption,
+    TokensOption,
+    chosen_input,
+)
+from glassblock_client.cli.run import FormatOption, told
 from glassblock_client.cli.screen import show, working
 
 LISTED_ROWS = 24
@@ -25,9 +35,15 @@ def norms(
     layer: Annotated[
         int | None, typer.Option(help="Layer, counted from 0; not for the final norm.", show_default=False)
     ] = None,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
+    tower: TowerOption = None,
     input_file: InputOption = None,
     sample: SampleOption = None,
     seed: SeedOption = None,
+    token_ids: TokenIdsOption = None,
+    text: TextOption = None,
+    tokens: TokensOption = None,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
     timeout: TimeoutOption = None,
@@ -38,13 +54,21 @@ def norms(
     One line per row of x: its mean, mean square and variance, the Frobenius norms of the
     Jacobians, and what a 16-bit engine would lose.
     """
-    x, rows = chosen_input(input_file, sample, seed)
+    given = chosen_input(input_file, sample, seed, token_ids=token_ids, text=text, tokens=tokens)
+    row = read_family_row(family, family_file)
     with (
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         working(f"looking at {norm}"),
     ):
         reply = client.norm_statistics(
-            checkpoint=name, layer=layer, norm=norm, x=x, sample=rows, return_tensors=answer_format == "text"
+            checkpoint=name,
+            family=family,
+            family_row=row,
+            tower=tower,
+            layer=layer,
+            norm=norm,
+            return_tensors=answer_format == "text",
+            **given,
         )
     if answer_format == "json":
         sys.stdout.write(reply.answer.model_dump_json(indent=2) + "\n")

@@ -2,39 +2,36 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 from glassblock.errors import InvalidValue
-from glassblock.reports.text import byte_count
-from glassblock.wire.blocks import ALL_STAGES, BlockRunAnswer, Overrides, StageStatistics
-from glassblock.wire.framing import WireTensor, frame
+from glassblock.reports.wording import byte_count
+from glassblock.wire.blocks import ALL_STAGES, BlockPart, BlockRunAnswer, Overrides, StageStatistics
+from glassblock.wire.framing import frame
 from glassblock.wire.printable import printable
-from glassblock.wire.values import ComputeDtype, PlacementName, Sample, Sourced, Stage
+from glassblock.wire.values import ComputeDtype, PlacementName, RunStage, Sourced
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
-from glassblock_client.cli.files import read_x, require_writable, write_whole
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
+from glassblock_client.cli.files import require_writable, write_whole
+from glassblock_client.cli.inputs import (
+    InputOption,
+    SampleOption,
+    SeedOption,
+    TextOption,
+    TokenIdsOption,
+    TokensOption,
+    chosen_input,
+)
 from glassblock_client.cli.screen import show, working
 from glassblock_client.cli.streams import tell
 from glassblock_client.exchange import compose
 from glassblock_client.tensors import wire_from_array
 
-InputOption = Annotated[
-    Path | None,
-    typer.Option("--input", metavar="FILE", help="x: in a .safetensors file, or an .npy file.", show_default=False),
-]
-SampleOption = Annotated[
-    int | None,
-    typer.Option(
-        "--sample", metavar="ROWS", help="So many rows of the checkpoint's embedding as x.", show_default=False
-    ),
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Of the sample's draw; 0 when left out.", show_default=False)
-]
 FormatOption = Annotated[Literal["text", "json"], typer.Option("--format", help="A table, or the answer as JSON.")]
 
 
@@ -43,12 +40,26 @@ def run(
     path: CheckpointArgument,
     *,
     layer: Annotated[int, typer.Option(help="Layer, counted from 0.", show_default=False)],
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
+    tower: TowerOption = None,
+    part: Annotated[BlockPart, typer.Option(help="The feed-forward block, attention, or the whole layer.")] = "ffn",
+    expert: Annotated[
+        str | None, typer.Option(metavar="N|shared", help="One network of a mixture alone.", show_default=False)
+    ] = None,
     input_file: InputOption = None,
     sample: SampleOption = None,
     seed: SeedOption = None,
+    token_ids: TokenIdsOption = None,
+    text: TextOption = None,
+    tokens: TokensOption = None,
     capture: Annotated[
         str | None,
-        typer.Option(metavar="STAGE,...", help=f"Stages of {', '.join(ALL_STAGES)}; all.", show_default=False),
+        typer.Option(
+            metavar="STAGE,...",
+            help=f"Stages: {', '.join(ALL_STAGES)}, and those of attention and mixtures; all.",
+            show_default=False,
+        ),
     ] = None,
     eps: Annotated[
         float | None, typer.Option(help="Epsilon of the norms.", rich_help_panel="What if", show_default=False)
@@ -89,11 +100,15 @@ def run(
     timeout: TimeoutOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Run one feed-forward block and show its stages."""
-    stages = ALL_STAGES if capture is None else tuple(stage.strip() for stage in capture.split(",") if stage.strip())
-    if not stages:
-        raise InvalidValue("--capture names no stage", field="capture", known=ALL_STAGES)
-    x, rows = chosen_input(input_file, sample, seed)
+    """Run a part of one layer and show its stages.
+
+    The feed-forward block where nothing else is said. A text is run through the layers below first.
+    """
+    stages = None if capture is None else tuple(stage.strip() for stage in capture.split(",") if stage.strip())
+    if stages is not None and not stages:
+        raise InvalidValue("--capture names no stage", field="capture", known=get_args(RunStage))
+    given = chosen_input(input_file, sample, seed, token_ids=token_ids, text=text, tokens=tokens)
+    row = read_family_row(family, family_file)
     overrides = compose(
         Overrides,
         eps=eps,
@@ -114,11 +129,15 @@ def run(
         reply = client.run_block(
             name,
             layer,
-            x=x,
-            sample=rows,
-            capture=cast("tuple[Stage, ...]", stages),
+            part=part,
+            expert=None if expert is None else _expert(expert),
+            capture=cast("tuple[RunStage, ...] | None", stages),
             overrides=overrides,
+            family=family,
+            family_row=row,
+            tower=tower,
             return_tensors=output is not None,
+            **given,
         )
     if output is not None:
         tensors = {stage: wire_from_array(array, field=stage) for stage, array in reply.tensors.items()}
@@ -130,26 +149,21 @@ def run(
         show([_facts(reply.answer), Text(), _stage_table(reply.answer)])
 
 
-def chosen_input(file: Path | None, rows: int | None, seed: int | None) -> tuple[WireTensor | None, Sample | None]:
-    """What goes into the block: a file's `x`, or a sample.
-
-    Raises:
-        InvalidValue: neither, both, or a seed of no sample.
-    """
-    if (file is None) == (rows is None):
-        raise InvalidValue("give one of --input FILE and --sample ROWS", field="input")
-    if file is not None:
-        if seed is not None:
-            raise InvalidValue("--seed has no effect without --sample", field="seed")
-        return read_x(file), None
-    return None, compose(Sample, rows=rows or 0, seed=seed or 0)
+def _expert(word: str) -> int | Literal["shared"]:
+    if word == "shared":
+        return "shared"
+    if not word.isdecimal():
+        raise InvalidValue(f"--expert: {word!r} is no number", field="expert", hint="give a number, or shared")
+    return int(word)
 
 
 def _facts(answer: BlockRunAnswer) -> Table:
     error = answer.recombination_error
+    activation = [] if answer.activation is None else [told(answer.activation)]
+    where = "" if answer.part == "ffn" else f", {answer.part}"
     rows = [
         ("family", f"{answer.family} (verified: {answer.verified})"),
-        ("run as", f"{answer.placement}-norm, {told(answer.activation)}, {answer.compute_dtype} on {answer.device}"),
+        ("run as", ", ".join((f"{answer.placement}-norm", *activation, f"{answer.compute_dtype} on {answer.device}"))),
         *((f"eps {norm}", told(eps)) for norm, eps in answer.eps.items()),
         ("size", f"{answer.parameters:,} parameters, {answer.hidden_elements:,} hidden elements"),
         ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensors"),
@@ -159,7 +173,7 @@ def _facts(answer: BlockRunAnswer) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("block", Text(printable(f"{answer.checkpoint}, layer {answer.layer}"), "bold"))
+    grid.add_row("block", Text(printable(f"{answer.checkpoint}, layer {answer.layer}{where}"), "bold"))
     for label, value in rows:
         grid.add_row(printable(label), printable(value))
     return grid

@@ -1,5 +1,5 @@
 """The one door to the service's own code. Importing it loads torch and FastAPI."""
 
-from glassblock.api.entry import connect, serve
+from glassblock.api.entry import connect, repair, selftest, serve
 
-__all__ = ["connect", "serve"]
+__all__ = ["connect", "repair", "selftest", "serve"]

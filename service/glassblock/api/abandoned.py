@@ -1,14 +1,33 @@
-"""Work whose caller has gone: noticed at the door, and told to the thread that does it."""
+"""Work that nobody wants any more, because its caller has gone or did not want to wait so long.
 
-from collections.abc import Callable
+Noticed at the door, and told to the thread that does the work.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import anyio
 import anyio.from_thread
-import anyio.to_thread
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 
+from glassblock.errors import InvalidValue
+
 ResultT = TypeVar("ResultT")
+
+LONGEST_WAIT = 86_400
+
+
+class Gone(Exception):
+    """The caller has hung up."""
+
+
+class TooLate(Exception):
+    """The caller did not want to wait so long."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"no answer within the {seconds} s that the request allows")
 
 
 def abandoned() -> bool:
@@ -17,28 +36,56 @@ def abandoned() -> bool:
     return False
 
 
+def allowed_seconds(headers: Headers) -> int | None:
+    """How long the caller wants to wait: `Prefer: wait=30` (RFC 7240, 4.3); None where it does not say.
+
+    Raises:
+        InvalidValue: it is no number of seconds from 1 to a day.
+    """
+    for preference in ",".join(headers.getlist("prefer")).split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        if name.strip().lower() == "wait":
+            told = value.strip().strip('"')
+            if not re.fullmatch(r"[0-9]{1,6}", told) or not 1 <= int(told) <= LONGEST_WAIT:
+                raise InvalidValue(
+                    f"wait={told!r:.40} is no time to wait", field="Prefer", hint="send whole seconds: Prefer: wait=30"
+                )
+            return int(told)
+    return None
+
+
 async def run_while_wanted(
-    request: HttpRequest, work: Callable[[], ResultT], limiter: anyio.CapacityLimiter
-) -> ResultT | None:
-    """Run `work` in a thread; where the caller hangs up, it is cancelled as soon as it asks (`abandoned`), for None.
+    request: HttpRequest, work: Callable[[], Awaitable[ResultT]], *, seconds: float | None = None
+) -> ResultT:
+    """Run `work`; where the caller hangs up, or `seconds` have passed, it is cancelled as soon as it asks.
 
     The body must have been received already: what comes after it is the end of the connection.
+
+    Raises:
+        Gone: the caller has hung up.
+        TooLate: the time is over.
     """
     results: list[ResultT] = []
     faults: list[Exception] = []
+    left: list[bool] = []
     async with anyio.create_task_group() as group:
+        if seconds is not None:
+            group.cancel_scope.deadline = anyio.current_time() + seconds
 
         async def listen() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
+            left.append(True)
             group.cancel_scope.cancel()
 
         group.start_soon(listen)
         try:
-            results.append(await anyio.to_thread.run_sync(work, limiter=limiter))
+            results.append(await work())
         except Exception as fault:
             faults.append(fault)
         group.cancel_scope.cancel()
+    if results:
+        return results[0]
     if faults:
         raise faults[0]
-    return results[0] if results else None
+    raise Gone if left or seconds is None else TooLate(round(seconds))

@@ -1,8 +1,9 @@
 """The ASGI application: routes made from the endpoint table, errors from the answer table."""
 
 import stat
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,27 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 import glassblock
+from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_wanted
 from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
-from glassblock.api.bodies import parse_body, read_body, render
+from glassblock.api.bodies import Patience, parse_body, parse_query, read_body, render
+from glassblock.api.desk import WATCHED_LANES, Desk, sent
+from glassblock.api.doors import Doors, require_scope
+from glassblock.api.envelope import Envelope, visit_of
+from glassblock.api.logs import AccessLog
+from glassblock.api.metrics import Looked, Metrics
 from glassblock.api.openapi import document
+from glassblock.api.results import Rendered
 from glassblock.api.routes import ROUTES, Call, Route, Service
 from glassblock.api.settings import MIB, Settings
-from glassblock.errors import GlassblockError, InvalidValue
+from glassblock.api.tracing import Tracer
+from glassblock.errors import GlassblockError, InvalidValue, ServiceUnavailable
 from glassblock.jobs.audits import AuditJobs
+from glassblock.jobs.worker import Observer
 from glassblock.operations.operations import Operations
+from glassblock.operations.repairs import Outputs
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.endpoints import ENDPOINTS, Nothing
-
-LIGHT_THREADS = 8
-"""Threads for what only looks: health, lists, tables, jobs."""
+from glassblock.wire.framing import WireTensor
 
 MAX_MESSAGE_BYTES = 16 * MIB
 """Largest body of an endpoint that takes no tensors."""
@@ -50,23 +59,63 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
             raise InvalidValue(
                 f"{root} {why}, so no checkpoints can lie under it", field="roots", hint="give a folder that holds some"
             )
-    store = CheckpointStore(settings.roots, device=settings.device, resident_bytes=settings.resident_mib * MIB)
-    operations = Operations(store)
-    service = Service(operations, AuditJobs(operations.audit, status_of=lambda error: ANSWERS[type(error)]))
+    store = CheckpointStore(
+        settings.roots,
+        device=settings.device,
+        resident_bytes=settings.resident_mib * MIB,
+        device_bytes=settings.device_bytes,
+    )
+    operations = Operations(store, Outputs(settings.output_root))
+    desk = Desk(settings)
+    looked = Looked(
+        jobs=lambda: audits.counts(),  # noqa: PLW0108  it comes below
+        usage=operations.usage,
+        memory=operations.memory,
+        lines=desk.lines,
+        stored=desk.counted,
+    )
+    metrics = Metrics(looked, device=str(store.device))
+    tracer = None if settings.otlp_endpoint is None else Tracer(settings.otlp_endpoint)
+    observers: tuple[Observer, ...] = (metrics.observe_job,)
+    audits = AuditJobs(
+        operations.audit,
+        place=settings.jobs_place,
+        status_of=lambda error: ANSWERS[type(error)],
+        rules=settings.job_rules,
+        observers=observers if tracer is None else (*observers, tracer.observe_job),
+    )
+    service = Service(operations, audits, metrics)
+    doors = Doors(keys_file=settings.keys_file, rate=settings.rate)
+    access_log = None if settings.access_place is None else AccessLog(settings.access_place)
+    witnesses = tuple(witness for witness in (metrics, access_log, tracer) if witness is not None)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        yield
-        await anyio.to_thread.run_sync(service.audits.close)
+        await anyio.to_thread.run_sync(audits.open)
+        try:
+            async with desk.opened():
+                yield
+        finally:
+            await anyio.to_thread.run_sync(audits.close)
+            for witness in (access_log, tracer):
+                if witness is not None:
+                    witness.close()
 
-    app = FastAPI(title="Glassblock", version=glassblock.__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
+    app = FastAPI(
+        title="Glassblock",
+        version=glassblock.__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        docs_url=None,
+        redirect_slashes=False,
+    )
     app.openapi = document
-    lanes = {"light": anyio.CapacityLimiter(LIGHT_THREADS), "heavy": anyio.CapacityLimiter(settings.threads)}
     for endpoint in ENDPOINTS:
-        answer = _answer(ROUTES[endpoint.name], service, settings, lanes)
+        answer = _answer(ROUTES[endpoint.name], service, settings, desk)
         # A checkpoint's name is a path: it may hold slashes, quoted or not.
         path = endpoint.path.replace("{name}", "{name:path}")
         app.add_route(path, answer, methods=[endpoint.method], include_in_schema=False)
+    app.add_middleware(Envelope, doors=doors, witnesses=witnesses)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, answer_defect)
     return app
@@ -84,29 +133,60 @@ def root_trouble(root: Path) -> str | None:
 
 
 def _answer(
-    route: Route, service: Service, settings: Settings, lanes: Mapping[str, anyio.CapacityLimiter]
+    route: Route, service: Service, settings: Settings, desk: Desk
 ) -> Callable[[HttpRequest], Awaitable[Response]]:
     endpoint = route.endpoint
-
+    has_message = endpoint.request is not Nothing
+    asked_in_query, has_body = has_message and endpoint.method == "GET", has_message and endpoint.method != "GET"
+    patience = Patience(settings.body_seconds, settings.silence_seconds)
     limit = settings.max_body_bytes if endpoint.tensors_in else min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
 
-    def work(request: HttpRequest, body: memoryview) -> Response:
-        message, tensors = parse_body(endpoint, request.headers, body)
-        reply: Any = route.handler(Call(service, message, tensors, request))
+    def parse(request: HttpRequest, body: memoryview) -> Call:
+        message, tensors = (
+            (parse_query(endpoint, request.query_params), dict[str, WireTensor]())
+            if asked_in_query
+            else parse_body(endpoint, request.headers, body)
+        )
+        visit_of(request).inspected = request.path_params.get("name") or getattr(message, "checkpoint", None)
+        return Call(service, message, tensors, request)
+
+    def work(call: Call) -> Rendered | Response:
+        reply: Any = route.handler(call)
         if isinstance(reply, Response):
             return reply
-        return render(endpoint, reply, accept=request.headers.get("accept", ""))
+        return render(endpoint, reply, accept=call.http.headers.get("accept", ""))
 
-    async def answer(request: HttpRequest) -> Response:
-        try:
-            # An endpoint that is asked by its path alone does not look at a body.
-            body = memoryview(b"") if endpoint.request is Nothing else await read_body(request, limit=limit)
-            if route.lane == "inline":
-                return work(request, body)
-            return await anyio.to_thread.run_sync(work, request, body, limiter=lanes[route.lane])
-        except GlassblockError as error:
-            return answer_error(error)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
+    async def respond(request: HttpRequest) -> Response:
+        visit_of(request).endpoint = endpoint.name
+        require_scope(visit_of(request).caller, endpoint)
+        since = anyio.current_time()
+        wait = allowed_seconds(request.headers)
+        # An endpoint that is asked by its URL alone does not look at a body.
+        body = await read_body(request, limit=limit, patience=patience) if has_body else memoryview(b"")
+        if route.lane == "inline":
+            return sent(work(parse(request, body)))
+        ask = partial(desk.ask, route, request, lambda: parse(request, body), work)
+        if route.lane not in WATCHED_LANES and wait is None:
+            return await ask()
+        left = None if wait is None else since + wait - anyio.current_time()
+        response = await run_while_wanted(request, ask, seconds=left)
+        if wait is not None:
+            response.headers["Preference-Applied"] = f"wait={wait}"
+        return response
 
-    return answer
+    return partial(_with_answers, respond)
+
+
+async def _with_answers(respond: Callable[[HttpRequest], Awaitable[Response]], request: HttpRequest) -> Response:
+    """What `respond` gives, or the answer to what it raises."""
+    try:
+        return await respond(request)
+    except GlassblockError as error:
+        return answer_error(error)
+    except TooLate as fault:
+        late = ServiceUnavailable(str(fault), field="Prefer", hint="allow more time, or ask for less")
+        return answer_error(late, status=504)
+    except TimeoutError as fault:
+        return answer_error(InvalidValue(str(fault), field="body", hint="send it faster, or less"), status=408)
+    except (ClientDisconnect, Gone):
+        return Response(status_code=400)  # nobody is there to read it

@@ -1,17 +1,23 @@
 """Bodies: a message with its tensors, as JSON or as one safetensors file, in either direction."""
 
 import json
+import math
 import re
-from collections.abc import Iterator
-from typing import TypeVar, cast
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
+import anyio
 import numpy as np
 from pydantic import ValidationError
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from glassblock.api.answers import invalid_value
+from glassblock.api.envelope import visit_of
+from glassblock.api.landing import land_of
+from glassblock.api.results import Rendered
 from glassblock.errors import InvalidValue, TooLarge, UnsupportedContent
 from glassblock.operations.reply import Reply
 from glassblock.wire import framing
@@ -20,41 +26,82 @@ from glassblock.wire.endpoints import AnswerT, Endpoint, RequestT
 JSON = "application/json"
 ModelT = TypeVar("ModelT")
 
+MAX_DEPTH = 64
+"""Levels of lists and objects in a JSON body. A tensor has 32 axes at most, an engine's config a few levels."""
 
-async def read_body(request: HttpRequest, *, limit: int) -> memoryview:
+LANDING_BYTES = 1 << 20
+"""From this size on a body is worth its own way in."""
+
+PIECE_BYTES = 1 << 20
+"""Bytes handed to the socket at once. What it does not take is copied, and the rest of it again after every write."""
+
+
+class Patience(NamedTuple):
+    """How long a body may take in all, and how long its sender may be silent, seconds."""
+
+    total: float
+    silence: float
+
+
+PATIENT = Patience(math.inf, math.inf)
+
+
+async def read_body(request: HttpRequest, *, limit: int, patience: Patience = PATIENT) -> memoryview:
     """The whole body, received into memory of its declared size.
 
     That memory is asked for without being touched, so that a caller who declares much and sends
-    little costs nothing.
+    little costs nothing. What is long is written there by the kernel, where the server can (`landing`).
 
     Raises:
         TooLarge: more than `limit` bytes are declared, or come.
         UnsupportedContent: the body is compressed.
+        TimeoutError: the body, or the next part of it, does not come within `patience`.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UnsupportedContent(f"content encoding {encoding!r} is not read here", known=("identity",))
     declared = request.headers.get("content-length", "")
-    if not declared.isascii() or not declared.isdigit():
-        return await _of_unknown_size(request, limit)
-    # A number of more digits than this is over every limit; it need not be computed.
-    size = int(declared) if len(declared) < 19 else limit + 1
+    # One scope whose deadline moves: entering one for every chunk would cost more than the chunk.
+    with anyio.CancelScope() as scope:
+        until = anyio.current_time() + patience.total
+
+        def arrived() -> None:
+            scope.deadline = min(until, anyio.current_time() + patience.silence)
+
+        arrived()
+        if declared.isascii() and declared.isdigit():
+            # A number of more digits than this is over every limit; it need not be computed.
+            size = int(declared) if len(declared) < 19 else limit + 1
+            return await _of_known_size(request, size, limit=limit, arrived=arrived)
+        return await _of_unknown_size(request, limit=limit, arrived=arrived)
+    raise TimeoutError("the body did not come in time")
+
+
+async def _of_known_size(request: HttpRequest, size: int, *, limit: int, arrived: Callable[[], None]) -> memoryview:
     if size > limit:
         raise _too_large(limit)
     body = memoryview(cast("bytes", np.empty(size, dtype=np.uint8)))
+    land = land_of(request.scope) if size >= LANDING_BYTES else None
     filled = 0
     async for chunk in request.stream():
+        arrived()
         end = filled + len(chunk)
         if end > size:
             raise _too_large(size)
         body[filled:end] = chunk
         filled = end
+        if land is not None and filled < size - 1:
+            landed = await land(body[filled : size - 1], arrived)
+            visit_of(request).received += landed
+            filled += landed
+            land = None
     return body[:filled]
 
 
-async def _of_unknown_size(request: HttpRequest, limit: int) -> memoryview:
+async def _of_unknown_size(request: HttpRequest, *, limit: int, arrived: Callable[[], None]) -> memoryview:
     body = bytearray()
     async for chunk in request.stream():
+        arrived()
         if len(body) + len(chunk) > limit:
             raise _too_large(limit)
         body += chunk
@@ -75,7 +122,7 @@ def parse_body(
     text: bytes | str = b""
     if media_type == framing.MEDIA_TYPE and endpoint.tensors_in:
         text, tensors = framing.unframe("request", body)
-        _refuse_unread(endpoint.tensors_in, tensors)
+        _refuse_unread(endpoint, tensors)
     elif media_type == JSON:
         text = bytes(body)
     elif body and media_type != JSON:
@@ -91,29 +138,71 @@ def parse_body(
     except (ValueError, RecursionError) as fault:
         told = "nested too deep" if isinstance(fault, RecursionError) else fault
         raise InvalidValue(f"the body is not JSON: {told}", field="body", hint="send one JSON object") from fault
+    if _is_deep(value):
+        raise InvalidValue(f"the body is nested too deep: more than {MAX_DEPTH} levels", field="body")
     try:
         return endpoint.request.model_validate(value), tensors
     except ValidationError as fault:
         raise invalid_value(fault) from fault
 
 
-def render(endpoint: Endpoint[RequestT, AnswerT], reply: Reply[AnswerT], *, accept: str) -> Response:
+def parse_query(endpoint: Endpoint[RequestT, AnswerT], query: QueryParams) -> RequestT:
+    """The message of a GET, which travels in the query.
+
+    Raises:
+        InvalidValue: an unknown parameter, one that stands twice, or a value that cannot be used.
+    """
+    for name, times in Counter(name for name, _ in query.multi_items()).items():
+        if times > 1:
+            raise InvalidValue(f"{name!r} stands twice in the query", field=name, hint="send it once")
+    try:
+        return endpoint.request.model_validate(dict(query))
+    except ValidationError as fault:
+        raise invalid_value(fault) from fault
+
+
+def render(endpoint: Endpoint[RequestT, AnswerT], reply: Reply[AnswerT], *, accept: str) -> Rendered:
     """The answer in the form that `accept` asks for."""
-    if endpoint.tensors_out and accepts(accept, framing.MEDIA_TYPE):
-        tensors = reply.wire_tensors()
-        chunks = framing.frame("response", reply.answer.model_dump_json(), tensors)
-        header = next(chunks)
-        length = len(header) + framing.frame_bytes(tensors)
-        return StreamingResponse(
-            _each(header, chunks), endpoint.status, {"Content-Length": str(length)}, framing.MEDIA_TYPE
-        )
-    return Response(reply.nested().model_dump_json(), endpoint.status, reply.headers, JSON)
+    if as_tensors(endpoint, accept):
+        chunks = framing.frame("response", reply.answer.model_dump_json(), reply.wire_tensors())
+        return Rendered(endpoint.status, {}, framing.MEDIA_TYPE, tuple(chunks))
+    return Rendered(endpoint.status, reply.headers, JSON, (reply.nested().model_dump_json().encode(),))
 
 
-async def _each(header: bytes | memoryview, rest: Iterator[bytes | memoryview]):
-    yield header
-    for chunk in rest:
-        yield chunk
+def as_tensors(endpoint: Endpoint[Any, Any], accept: str) -> bool:
+    """Whether an answer goes out as safetensors."""
+    return endpoint.tensors_out and accepts(accept, framing.MEDIA_TYPE)
+
+
+def response_of(rendered: Rendered, headers: Mapping[str, str] | None = None) -> Response:
+    """What is sent to one caller."""
+    told = {**rendered.headers, **(headers or {})}
+    if len(rendered.chunks) == 1 and isinstance(rendered.chunks[0], bytes):
+        return Response(rendered.chunks[0], rendered.status, told, rendered.media_type)
+    told["Content-Length"] = str(rendered.bytes)
+    return StreamingResponse(_each(rendered.chunks), rendered.status, told, rendered.media_type)
+
+
+async def _each(chunks: Iterable[bytes | memoryview]):
+    for chunk in chunks:
+        for start in range(0, len(chunk), PIECE_BYTES):
+            yield chunk[start : start + PIECE_BYTES]
+
+
+def _is_deep(value: object) -> bool:
+    """Whether lists and objects lie within one another more than `MAX_DEPTH` deep. Looks at containers alone."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for part in level for child in _parts(part) if isinstance(child, list | dict)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(part: object) -> Iterable[object]:
+    if isinstance(part, dict):
+        return cast("dict[str, object]", part).values()
+    return cast("list[object]", part) if isinstance(part, list) else ()
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -134,9 +223,10 @@ def accepts(accept: str, media_type: str) -> bool:
     return False
 
 
-def _refuse_unread(known: tuple[str, ...], tensors: dict[str, framing.WireTensor]) -> None:
+def _refuse_unread(endpoint: Endpoint[Any, Any], tensors: dict[str, framing.WireTensor]) -> None:
     for name in tensors:
-        if name not in known:
+        if not endpoint.reads_tensor(name):
+            known = endpoint.tensors_in
             raise InvalidValue(f"tensor {name!r} is not read here", field="body", tensor=name, known=known)
 
 

@@ -3,7 +3,7 @@
 import signal
 import socket
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -18,10 +18,18 @@ from pydantic import ValidationError
 
 from glassblock.api.answers import invalid_value
 from glassblock.api.app import create_app, root_trouble
+from glassblock.api.envelope import MAX_HEAD_BYTES
+from glassblock.api.landing import LandingProtocol
 from glassblock.api.listening import listening_sockets, url_of
+from glassblock.api.logs import log_as_json
 from glassblock.api.settings import Settings
-from glassblock.operations.store import usable_device
+from glassblock.jobs.database import open_database
+from glassblock.operations.operations import Operations
+from glassblock.operations.repairs import Outputs
+from glassblock.operations.store import CheckpointStore, usable_device
 from glassblock.wire.printable import printable
+from glassblock.wire.repairs import RepairAnswer, RepairRequest
+from glassblock.wire.selftests import SelftestAnswer, SelftestRequest
 
 GRACE_SECONDS = 30
 """What requests under way are given when the service is told to stop."""
@@ -38,7 +46,53 @@ def connect(*, roots: Sequence[Path], device: str = "auto") -> Generator[httpx.B
     Raises:
         InvalidValue: a root is no folder, or the device is not here.
     """
-    app = create_app(_settings(roots=tuple(roots), device=device))
+    # Its own jobs alone: a shared queue would hand them to services that have other roots. Its caller is at home.
+    alone = dict.fromkeys(("data", "database", "keys_file", "access_log", "otlp_endpoint", "output_root"))
+    with in_process(create_app(_settings(roots=tuple(roots), device=device, **alone))) as transport:
+        yield transport
+
+
+def repair(
+    roots: Sequence[Path],
+    request: RepairRequest,
+    *,
+    output_root: Path | None = None,
+    in_place: bool = False,
+    device: str = "auto",
+    progress: Callable[[int, int, str], None],
+) -> RepairAnswer:
+    """Repair a checkpoint under `roots` in this thread, so that Ctrl-C ends it and what it was writing.
+
+    Args:
+        roots: folders that hold the checkpoint, and a reference.
+        request: what to repair.
+        output_root: folder for the output.
+        in_place: without an output, exchange headers and config where they lie.
+        device: "auto", "cpu" or "cuda:N".
+        progress: told (done, total, what comes next).
+
+    Raises:
+        GlassblockError: see `operations.repairs.repair`.
+    """
+    store = CheckpointStore(roots, device=device)
+    operations = Operations(store, Outputs(output_root, in_place=in_place))
+    return operations.repair(request, progress=progress).answer
+
+
+def selftest(
+    root: Path, request: SelftestRequest, *, device: str = "auto", progress: Callable[[int, int, str], None]
+) -> SelftestAnswer:
+    """Plant mistakes in a checkpoint under `root`, in memory, and see what is found; in this thread.
+
+    Raises:
+        GlassblockError: see `operations.selftests.selftest`.
+    """
+    return Operations(CheckpointStore([root], device=device)).selftest(request, progress=progress).answer
+
+
+@contextmanager
+def in_process(app: FastAPI) -> Generator[httpx.BaseTransport]:
+    """A transport to `app`, started and stopped in this process."""
     with (
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(app.router.lifespan_context(app)),
@@ -57,14 +111,25 @@ def serve(**given: Any) -> None:
     """
     settings = _settings(**given)
     settings.refuse_open_address()
+    log_as_json(settings.log_level)
     # What somebody has just typed must be there; what an environment names may be mounted later.
     app = create_app(settings, roots_may_come="roots" not in given)
+    if settings.jobs_place is not None:
+        open_database(settings.jobs_place).close()  # what is wrong with it is told here, and not in a trace
     listeners = listening_sockets(settings.host, settings.port)
     # uvicorn stops gracefully, then raises the signal again: these make that an ordinary return.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _return)
     config = uvicorn.Config(
-        app, timeout_graceful_shutdown=GRACE_SECONDS, log_level="warning", access_log=False, server_header=False
+        app,
+        http=LandingProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies or None,
     )
     _Server(config, settings).run(sockets=listeners)
 

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glassblock.api.answers import answer_defect, answer_error
 from glassblock.api.doors import NOBODY, Caller, Doors
-from glassblock.errors import GlassblockError, TooLarge, Unauthenticated
+from glassblock.errors import GlassblockError, InvalidValue, TooLarge, Unauthenticated
+from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """What is taken over from a caller; any other id is replaced by one of ours, and no log takes a foreign line."""
@@ -103,6 +104,7 @@ class Envelope:
                 visit.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = visit.id
+                headers[SCHEMA_HEADER] = SCHEMA_VERSION
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             else:
@@ -122,6 +124,10 @@ class Envelope:
                 f"the request line and its headers are larger than {MAX_HEAD_BYTES} bytes", field="headers"
             )
             await answer_error(error, status=431)(scope, receive, send)
+            return
+        if scope["path"].endswith("\n"):  # the router's patterns would overlook it, and take another name for this one
+            error = InvalidValue("the path ends with a line feed", field="path", hint="leave it out")
+            await answer_error(error)(scope, receive, send)
             return
         try:
             visit.caller = self._doors.admit(visit.path, Headers(scope=scope), visit.address)

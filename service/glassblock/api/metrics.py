@@ -1,30 +1,52 @@
 """Numbers for Prometheus: requests, seconds and bytes per endpoint, jobs, findings, memory."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glassblock.api.envelope import Visit
+from glassblock.api.results import Counted
 from glassblock.errors import GlassblockError
 from glassblock.jobs.leases import Lease
+from glassblock.operations.admission import Memory
+from glassblock.operations.residency import Usage
 from glassblock.wire.audits import JobState, Report
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 JOB_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 
 
+class Looked(NamedTuple):
+    """What is asked for when somebody looks.
+
+    Attributes:
+        jobs: how many jobs are in each state.
+        usage: what lies on the device between requests.
+        memory: how the device's budget is used.
+        lines: how many work and how many wait, by lane.
+        stored: the stored answers; None where none are stored.
+    """
+
+    jobs: Callable[[], Mapping[JobState, int]]
+    usage: Callable[[], Usage]
+    memory: Callable[[], Memory]
+    lines: Callable[[], Mapping[str, tuple[int, int]]]
+    stored: Callable[[], Counted | None]
+
+
 class Metrics:
     """The counters of one service.
 
     Args:
-        jobs: how many jobs are in each state, asked for when somebody looks.
+        looked: what is asked for when somebody looks.
         device: of the service, as torch names it.
     """
 
-    def __init__(self, *, jobs: Callable[[], Mapping[JobState, int]], device: str) -> None:
+    def __init__(self, looked: "Looked", *, device: str) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("glassblock_requests", "Requests answered.", ("endpoint", "status"), registry=registry)
         self._seconds = Histogram(
@@ -39,7 +61,7 @@ class Metrics:
         self._findings = Counter(
             "glassblock_findings", "Findings of audits that ended here.", ("rule", "level"), registry=registry
         )
-        registry.register(_Looked(jobs, device))
+        registry.register(_Looked(looked, device))
         ProcessCollector(registry=registry)
 
     def __call__(self, visit: Visit) -> None:
@@ -66,8 +88,8 @@ class Metrics:
 class _Looked(Collector):
     """What is looked at when somebody asks, and counted by nobody meanwhile."""
 
-    def __init__(self, jobs: Callable[[], Mapping[JobState, int]], device: str) -> None:
-        self._jobs = jobs
+    def __init__(self, looked: Looked, device: str) -> None:
+        self._looked = looked
         self._device = device
 
     def describe(self) -> Iterable[Metric]:
@@ -75,15 +97,18 @@ class _Looked(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Jobs by state, and the device's memory."""
+        """Jobs by state, the lines, what is kept, and the device's memory."""
         try:
-            counted: Mapping[JobState, int] = self._jobs()
+            counted: Mapping[JobState, int] = self._looked.jobs()
         except GlassblockError:
             counted = {}  # no number is better than a wrong one
         jobs = GaugeMetricFamily("glassblock_audits", "Audits that are remembered.", labels=("state",))
         for state, number in counted.items():
             jobs.add_metric((state,), number)
         yield jobs
+        yield from self._lines()
+        yield from self._residents()
+        yield from self._answers()
         if self._device.startswith("cuda"):
             free, total = torch.cuda.mem_get_info(self._device)
             memory = GaugeMetricFamily("glassblock_device_memory_bytes", "Of the device.", labels=("kind",))
@@ -91,3 +116,38 @@ class _Looked(Collector):
             memory.add_metric(("total",), total)
             memory.add_metric(("tensors",), torch.cuda.memory_allocated(self._device))
             yield memory
+
+    def _lines(self) -> Iterable[Metric]:
+        lines = GaugeMetricFamily("glassblock_line", "Requests that work and that wait.", labels=("lane", "state"))
+        for lane, (working, waiting) in self._looked.lines().items():
+            lines.add_metric((lane, "working"), working)
+            lines.add_metric((lane, "waiting"), waiting)
+        yield lines
+
+    def _residents(self) -> Iterable[Metric]:
+        usage, memory = self._looked.usage(), self._looked.memory()
+        budget = GaugeMetricFamily("glassblock_device_budget_bytes", "Of the device's budget.", labels=("kind",))
+        for kind, number in (
+            ("budget", memory.budget),
+            ("reserved", memory.reserved),
+            ("resident", usage.bytes),
+            ("pinned", usage.pinned),
+        ):
+            budget.add_metric((kind,), number)
+        yield budget
+        yield GaugeMetricFamily("glassblock_resident_parts", "Parts of layers on the device.", value=usage.entries)
+        looked = CounterMetricFamily("glassblock_resident_lookups", "Parts looked for.", labels=("result",))
+        looked.add_metric(("hit",), usage.hits)
+        looked.add_metric(("miss",), usage.misses)
+        yield looked
+        yield CounterMetricFamily("glassblock_resident_evictions", "Parts that left for room.", value=usage.evictions)
+
+    def _answers(self) -> Iterable[Metric]:
+        stored = self._looked.stored()
+        if stored is None:
+            return
+        yield GaugeMetricFamily("glassblock_answers_bytes", "Of stored answers.", value=stored.bytes)
+        looked = CounterMetricFamily("glassblock_answers_lookups", "Answers looked for.", labels=("result",))
+        looked.add_metric(("hit",), stored.hits)
+        looked.add_metric(("miss",), stored.misses)
+        yield looked

@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 import glassblock
 from glassblock.reports import REPORTS
 from glassblock.wire import framing, problems
-from glassblock.wire.endpoints import AUDIT_REPORT, ENDPOINTS, Endpoint, Nothing
+from glassblock.wire.endpoints import AUDIT_REPORT, ENDPOINTS, Endpoint, Nothing, Text
 
 JSON = "application/json"
 
@@ -22,7 +22,8 @@ JSON = "application/json"
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document of the service."""
-    models = {model for endpoint in ENDPOINTS for model in (endpoint.request, endpoint.answer)} - {Nothing}
+    bodies = [endpoint.request for endpoint in ENDPOINTS if endpoint.method != "GET"]
+    models = {*bodies, *(endpoint.answer for endpoint in ENDPOINTS)} - {Nothing, Text}
     ordered = sorted(models | {problems.Problem}, key=lambda model: model.__name__)
     names, schemas = models_json_schema(
         [(model, "validation" if _is_request(model) else "serialization") for model in ordered],
@@ -42,16 +43,26 @@ def document() -> dict[str, Any]:
             "under `request` or `response`, the tensors as themselves.",
         },
         "paths": paths,
-        "components": {"schemas": schemas["$defs"]},
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "where keys are configured"}
+            },
+        },
     }
 
 
 def _operation(endpoint: Endpoint[Any, Any], refs: dict[Any, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {JSON: {"schema": refs[endpoint.answer]}}
+    schema = {"type": "string"} if endpoint.answer is Text else refs[endpoint.answer]
+    answer: dict[str, Any] = {endpoint.media_type or JSON: {"schema": schema}}
     if endpoint.tensors_out:
         answer[framing.MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary"}}
     if endpoint is AUDIT_REPORT:
-        answer |= {row.media_type: {"schema": {"type": "string"}} for row in REPORTS.values() if row.media_type != JSON}
+        answer |= {
+            row.media_type: {"schema": {"type": "object" if row.media_type.endswith("json") else "string"}}
+            for row in REPORTS.values()
+            if row.media_type != JSON
+        }
     operation: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
@@ -64,7 +75,10 @@ def _operation(endpoint: Endpoint[Any, Any], refs: dict[Any, Any]) -> dict[str, 
             },
         },
     }
-    if endpoint.request is not Nothing:
+    if endpoint.needs is not None:
+        operation["security"] = [{"key": []}, {}]  # a service on loopback may have no keys
+        operation["description"] = f"Needs a key of scope `{endpoint.needs}`, where there are keys."
+    if endpoint.request is not Nothing and endpoint.method != "GET":
         body: dict[str, Any] = {JSON: {"schema": refs[endpoint.request]}}
         if endpoint.tensors_in:
             body[framing.MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary"}}
@@ -77,10 +91,23 @@ def _parameters(endpoint: Endpoint[Any, Any]) -> list[dict[str, Any]]:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
-    if endpoint is not AUDIT_REPORT:
-        return in_path
-    formats = {"type": "string", "enum": list(REPORTS)}
-    return [*in_path, {"name": "format", "in": "query", "required": False, "schema": formats}]
+    in_header = [
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in endpoint.headers
+    ]
+    in_query = _query(endpoint) if endpoint.method == "GET" else []
+    if endpoint is AUDIT_REPORT:
+        formats = {"type": "string", "enum": list(REPORTS)}
+        in_query = [{"name": "format", "in": "query", "required": False, "schema": formats}]
+    return [*in_path, *in_query, *in_header]
+
+
+def _query(endpoint: Endpoint[Any, Any]) -> list[dict[str, Any]]:
+    schema = endpoint.request.model_json_schema()
+    required = schema.get("required", [])
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": field}
+        for name, field in schema.get("properties", {}).items()
+    ]
 
 
 def _is_request(model: type[Any]) -> bool:

@@ -4,16 +4,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from glassblock.api.reports import render_report
-from glassblock.errors import InvalidValue
+from glassblock.api.abandoned import abandoned
+from glassblock.api.entity_tags import answer_report
+from glassblock.api.envelope import visit_of
+from glassblock.api.events import stream_events
+from glassblock.api.metrics import Metrics
+from glassblock.errors import InvalidValue, NotPermitted
 from glassblock.jobs.audits import AuditJobs
+from glassblock.jobs.history import Asked
 from glassblock.operations.operations import Operations
 from glassblock.operations.reply import Reply
 from glassblock.wire import endpoints as wire
-from glassblock.wire.audits import AuditList, AuditRequest
+from glassblock.wire.audits import AuditRequest
 from glassblock.wire.endpoints import Endpoint
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.tables import Health
@@ -25,6 +31,7 @@ class Service:
 
     operations: Operations
     audits: AuditJobs
+    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -54,26 +61,51 @@ class Route:
     """An endpoint and what answers it.
 
     Attributes:
-        lane: `inline` in the event loop, for what must never wait; `light` and `heavy` in threads, each lane with
-            its own number of them, so that questions are answered while work is done.
+        lane: `inline` in the event loop, for what must never wait; `light`, `jobs`, `heavy` and `long` in threads, each
+            lane with its own number of them, so that questions are answered while work is done or a database is slow.
+            `heavy` works on the device, `long` on files; in both callers take turns (`lanes`).
+        kept: the answer follows from the message, the tensors and the checkpoint's files: it has a tag, the same asked
+            at the same time is computed once, and it may be stored (`results`).
     """
 
     endpoint: Endpoint[Any, Any]
     handler: Handler
-    lane: Literal["inline", "light", "heavy"] = "light"
+    lane: Literal["inline", "light", "jobs", "heavy", "long"] = "light"
+    kept: bool = False
 
 
 def _start_audit(call: Call) -> Reply[Any]:
     request: AuditRequest = call.message
     call.operations.check_audit(request)
-    audit = call.service.audits.start(request)
+    visit, key = visit_of(call.http), call.http.headers.get("idempotency-key")
+    audit = call.service.audits.start(Asked(request, caller=visit.caller.name, key=key, request_id=visit.id))
     return Reply(audit, headers={"Location": f"/v1/audits/{audit.id}"})
 
 
 def _audit_report(call: Call) -> Response:
-    report = call.service.audits.report(call.path("id"))
-    wanted, accept = call.http.query_params.get("format"), call.http.headers.get("accept", "")
-    return render_report(report, wanted=wanted, accept=accept)
+    stored = call.service.audits.report(call.path("id"))
+    return answer_report(stored, wanted=call.http.query_params.get("format"), headers=call.http.headers)
+
+
+def _audit_events(call: Call) -> Response:
+    return stream_events(call.service.audits, call.path("id"), last=call.http.headers.get("last-event-id"))
+
+
+def _cancel_audit(call: Call) -> Reply[Any]:
+    caller, audit_id = visit_of(call.http).caller, call.path("id")
+    if caller.scope != "admin" and call.service.audits.caller_of(audit_id) != caller.name:
+        raise NotPermitted("this audit was asked for with another key", hint="a key of scope 'admin' may cancel it")
+    return Reply(call.service.audits.cancel(audit_id))
+
+
+def _metrics(call: Call) -> Response:
+    return Response(call.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _ready(call: Call) -> Reply[Any]:
+    """The device and the roots, then the database; what is wrong with one of them is told as it is."""
+    health: Health = call.operations.ready().answer
+    return Reply(health.model_copy(update={"checks": {**health.checks, **call.service.audits.checks()}}))
 
 
 def _table(*rows: Route) -> Mapping[str, Route]:
@@ -85,23 +117,59 @@ def _table(*rows: Route) -> Mapping[str, Route]:
 
 ROUTES: Mapping[str, Route] = _table(
     Route(wire.LIVE, lambda _: Reply(Health(status="alive")), "inline"),
-    Route(wire.READY, lambda call: call.operations.ready()),
+    Route(wire.READY, _ready, "jobs"),
+    Route(wire.METRICS, _metrics, "jobs"),
     Route(wire.CAPABILITIES, lambda call: call.operations.capabilities()),
     Route(wire.CHECKPOINTS, lambda call: call.operations.checkpoints()),
     Route(wire.CHECKPOINT, lambda call: call.operations.checkpoint(call.path("name"))),
     Route(wire.PIN, lambda call: call.operations.pin(call.path("name"), call.message), "heavy"),
     Route(wire.EVICT, lambda call: call.operations.evict(call.path("name"))),
-    Route(wire.RUN_BLOCK, lambda call: call.operations.run_block(call.message, call.tensors), "heavy"),
-    Route(wire.NORM_STATISTICS, lambda call: call.operations.norm_statistics(call.message, call.tensors), "heavy"),
     Route(
-        wire.COMPARE_RESIDUALS, lambda call: call.operations.compare_residuals(call.message, call.tensors), lane="heavy"
+        wire.RUN_BLOCK,
+        lambda call: call.operations.run_block(call.message, call.tensors, cancelled=abandoned),
+        lane="heavy",
+        kept=True,
     ),
-    Route(wire.BUDGETS, lambda call: call.operations.budgets(call.message)),
-    Route(wire.START_AUDIT, _start_audit),
-    Route(wire.AUDITS, lambda call: Reply(AuditList(audits=call.service.audits.every()))),
-    Route(wire.AUDIT, lambda call: Reply(call.service.audits.get(call.path("id")))),
-    Route(wire.AUDIT_REPORT, _audit_report),
-    Route(wire.CANCEL_AUDIT, lambda call: Reply(call.service.audits.cancel(call.path("id")))),
+    Route(
+        wire.EXPLAIN_BLOCK,
+        lambda call: call.operations.explain_block(call.message, call.tensors, cancelled=abandoned),
+        lane="heavy",
+        kept=True,
+    ),
+    Route(
+        wire.NORM_STATISTICS,
+        lambda call: call.operations.norm_statistics(call.message, call.tensors),
+        lane="heavy",
+        kept=True,
+    ),
+    Route(
+        wire.COMPARE_RESIDUALS,
+        lambda call: call.operations.compare_residuals(call.message, call.tensors),
+        lane="heavy",
+        kept=True,
+    ),
+    Route(
+        wire.JACOBIANS,
+        lambda call: call.operations.jacobians(call.message, call.tensors, cancelled=abandoned),
+        lane="heavy",
+        kept=True,
+    ),
+    Route(
+        wire.LIKELIHOODS,
+        lambda call: call.operations.likelihoods(call.message, cancelled=abandoned),
+        lane="heavy",
+        kept=True,
+    ),
+    Route(wire.BUDGETS, lambda call: call.operations.budgets(call.message), kept=True),
+    Route(wire.PLAN, lambda call: call.operations.plan(call.message)),
+    Route(wire.START_AUDIT, _start_audit, "jobs"),
+    Route(wire.AUDITS, lambda call: Reply(call.service.audits.listed(call.message)), "jobs"),
+    Route(wire.AUDIT, lambda call: Reply(call.service.audits.get(call.path("id"))), "jobs"),
+    Route(wire.AUDIT_EVENTS, _audit_events, "jobs"),
+    Route(wire.AUDIT_REPORT, _audit_report, "jobs"),
+    Route(wire.CANCEL_AUDIT, _cancel_audit, "jobs"),
+    Route(wire.REPAIR, lambda call: call.operations.repair(call.message, cancelled=abandoned), "long"),
+    Route(wire.SELFTEST, lambda call: call.operations.selftest(call.message, cancelled=abandoned), "long"),
     Route(wire.RULES, lambda call: call.operations.rules()),
     Route(wire.FAMILIES, lambda call: call.operations.families()),
 )

@@ -3,12 +3,13 @@
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from glassblock.errors import InvalidValue
+from glassblock.jobs.worker import Rules
 
 MIB = 1024 * 1024
 
@@ -24,8 +25,46 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(description="auto, cpu or cuda:N")] = "auto"
     allow_open: Annotated[bool, Field(description="listen beyond loopback although anyone may ask anything")] = False
     max_body_mib: Annotated[int, Field(ge=1, le=65536, description="largest request body, MiB")] = 512
-    resident_mib: Annotated[int, Field(ge=0, description="most that pinned blocks may hold, MiB")] = 4096
-    threads: Annotated[int, Field(ge=1, le=256, description="operations running at once")] = 4
+    resident_mib: Annotated[int, Field(ge=0, description="most that blocks may hold between requests, MiB")] = 4096
+    device_mib: Annotated[
+        int | None,
+        Field(ge=1, description="most that may be used of the device, MiB; 90 % of a GPU's memory, 60 % of a CPU's"),
+    ] = None
+    heavy: Annotated[int, Field(ge=1, le=256, description="operations that work on the device at once")] = 1
+    queue: Annotated[int, Field(ge=0, le=1_000_000, description="requests that may wait for the device")] = 64
+    answers_mib: Annotated[
+        int, Field(ge=0, description="most that stored answers may take in `data`, MiB; 0 stores none")
+    ] = 1024
+    data: Annotated[Path | None, Field(description="folder for what outlives a restart: jobs and their reports")] = None
+    database: Annotated[
+        SecretStr | None, Field(description="URL of the jobs' database in place of SQLite in `data`: postgresql://...")
+    ] = None
+    output_root: Annotated[
+        Path | None, Field(description="folder into which repaired checkpoints may be written; none are without it")
+    ] = None
+    waiting: Annotated[int, Field(ge=1, le=1_000_000, description="audits that may wait")] = 64
+    attempts: Annotated[int, Field(ge=1, le=100, description="times an audit is taken up before it is failed")] = 3
+    audit_hours: Annotated[float, Field(gt=0, le=8760, description="longest that one attempt may take")] = 24.0
+    lease_seconds: Annotated[
+        float, Field(ge=2, le=3600, description="a worker that shows no life for so long is given up for dead")
+    ] = 15.0
+    keep_audits: Annotated[int, Field(ge=1, description="ended audits that are kept")] = 10_000
+    keep_days: Annotated[float, Field(gt=0, description="and for how many days")] = 30.0
+    keys_file: Annotated[Path | None, Field(description="file of API keys, made by `glassblock keys`")] = None
+    rate: Annotated[str, Field(description="requests that one key may make")] = "1200/minute"
+    trusted_proxies: Annotated[
+        str, Field(description="addresses whose X-Forwarded-For and -Proto are believed, separated by commas")
+    ] = ""
+    body_seconds: Annotated[float, Field(gt=0, le=86400, description="longest that a request's body may take")] = 600.0
+    silence_seconds: Annotated[float, Field(gt=0, le=3600, description="longest pause within a request's body")] = 30.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="what is logged to stderr, as JSON")
+    ] = "warning"
+    access_log: Annotated[
+        str | None,
+        Field(description="file for who inspected what, `-` for stderr, `none`; stderr where there are keys"),
+    ] = None
+    otlp_endpoint: Annotated[str | None, Field(description="where OpenTelemetry traces go, http://host:4318")] = None
 
     @field_validator("roots", mode="before")
     @classmethod
@@ -33,23 +72,66 @@ class Settings(BaseSettings):
         """`A:B` as in PATH (`;` on Windows), from the environment."""
         return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
 
+    @field_validator("data", "database", "keys_file", "otlp_endpoint", "output_root", mode="before")
+    @classmethod
+    def _refuse_empty(cls, value: object) -> object:
+        """A variable that is set to nothing is a mistake, and would stand for the folder one is in, or for no keys."""
+        if value == "":
+            raise ValueError("it is empty")
+        return value
+
+    @property
+    def access_place(self) -> str | None:
+        """Where who inspected what is written down: a file, "-" for stderr, or None."""
+        if self.access_log is None:
+            return None if self.keys_file is None else "-"
+        return None if self.access_log == "none" else self.access_log
+
     @property
     def max_body_bytes(self) -> int:
         """Largest request body, bytes."""
         return self.max_body_mib * MIB
 
+    @property
+    def device_bytes(self) -> int | None:
+        """Most that may be used of the device, bytes; None for a share of what it has."""
+        return None if self.device_mib is None else self.device_mib * MIB
+
+    @property
+    def answers_folder(self) -> Path | None:
+        """Where answers are stored; None where they are not."""
+        return self.data / "answers" if self.data is not None and self.answers_mib else None
+
+    @property
+    def jobs_place(self) -> str | Path | None:
+        """Where jobs are kept: a URL, a folder, or None for a folder that goes with the process."""
+        return self.data if self.database is None else self.database.get_secret_value()
+
+    @property
+    def job_rules(self) -> Rules:
+        """How jobs are dealt with."""
+        return Rules(
+            waiting=self.waiting,
+            attempts=self.attempts,
+            limit_seconds=3600 * self.audit_hours,
+            lease_seconds=self.lease_seconds,
+            keep=self.keep_audits,
+            keep_seconds=86400 * self.keep_days,
+        )
+
     def refuse_open_address(self) -> None:
         """Without keys, only this machine may ask.
 
         Raises:
-            InvalidValue: `host` is not a loopback address and `allow_open` is not set.
+            InvalidValue: `host` is no loopback address, and neither `keys_file` nor `allow_open` is set.
         """
-        if self.allow_open or _is_loopback(self.host):
+        if self.allow_open or self.keys_file is not None or _is_loopback(self.host):
             return
         raise InvalidValue(
             f"refusing to listen on {self.host}: anyone who reaches it could read every checkpoint under the roots",
             field="host",
-            hint="listen on 127.0.0.1 behind a proxy that checks callers, or insist: GLASSBLOCK_ALLOW_OPEN=1",
+            hint="give keys (`glassblock keys NAME --file FILE`, GLASSBLOCK_KEYS_FILE=FILE), listen on 127.0.0.1,"
+            " or insist: GLASSBLOCK_ALLOW_OPEN=1",
         )
 
 

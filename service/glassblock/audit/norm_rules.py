@@ -6,8 +6,10 @@ from glassblock.audit.evidence import Evidence, GainMoments
 from glassblock.audit.names import alike, in_words, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.numerics.norms import norm_kind_named
-from glassblock.wire.audits import Skipped, Undecidable
+from glassblock.audit.tensor_rules import misfit_look
+from glassblock.wire.audits import Fix, Skipped, Undecidable
 
+_FEWEST_LAYERS = 2  # before a role can be constant in every one of them
 _HALF = {"BF16": "bfloat16", "F16": "float16"}
 
 
@@ -80,6 +82,20 @@ def _eps_mismatch(evidence: Evidence) -> Iterator[Outcome]:
 
 
 NORM_RULES: tuple[Rule, ...] = (
+    Rule(
+        "norm/role",
+        "error",
+        "proved",
+        what="A norm that the family applies in a layer has no gain (or no bias) in any file, or another norm's.",
+        hurts="It runs with a gain of one, or the name was given to a norm in another place.",
+        detection="The family's norm names, role by role, are looked up for every layer. A warning: two gains of a "
+        "layer are equal byte for byte, or those of one role are all zeros or all ones in every layer, where others "
+        "are trained.",
+        fooled_by="Two norms of one layer exchanged: both names are there. A norm that was never trained on purpose.",
+        report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4200",
+        needs=("family",),
+        look=_role,
+    ),
     Rule(
         "norm/eps-mismatch",
         "error",

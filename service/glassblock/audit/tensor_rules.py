@@ -231,16 +231,6 @@ MISSING_RULES: tuple[Rule, ...] = (
         needs=("family",),
     ),
     _rule(
-        "norm/role",
-        misfit_look("missing-norm"),
-        what="A norm that the family applies in a layer has no gain (or no bias) in any file.",
-        hurts="It runs with a gain of one, or the name was given to a norm in another place.",
-        detection="The family's norm names, role by role, are looked up for every layer.",
-        fooled_by="Two norms of one layer exchanged: both names are there.",
-        report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
-        needs=("family",),
-    ),
-    _rule(
         "norm/final-missing",
         misfit_look("final-missing"),
         what="The norm after the last layer is in no file.",

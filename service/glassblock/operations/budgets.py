@@ -65,7 +65,7 @@ def _with_sizes(store: CheckpointStore, request: BudgetRequest) -> BudgetRequest
     update = {
         "d_model": d_model,
         "d_ff": d_ff,
-        "kind": "gated" if family.feed_forward.gated else "plain",
+        "kind": "gated" if family.network.gated else "plain",
         "layers": checkpoint.layers,
         "dtype": request.dtype or _stored_dtype(checkpoint),
     }

@@ -2,10 +2,13 @@
 
 import os
 from collections import Counter
+from dataclasses import asdict
 
 import torch
 
 from glassblock.checkpoint.config import declared_eps
+from glassblock.checkpoint.fits import FamilyFit, fitting_families
+from glassblock.checkpoint.layers import embedding_entry, resolve_layer
 from glassblock.checkpoint.opened import Checkpoint, Fault
 from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue, ServiceUnavailable
 from glassblock.operations.inputs import layer_widths
@@ -67,7 +70,7 @@ def detail(store: CheckpointStore, name: str) -> wire.CheckpointDetail:
     checkpoint = store.open(name)
     d_model, d_ff = _widths(checkpoint)
     row = checkpoint.family
-    embedding = checkpoint.entries.get(checkpoint.trunk.prefix + row.embedding) if row and checkpoint.trunk else None
+    embedding = embedding_entry(checkpoint) if row and checkpoint.trunk else None
     return wire.CheckpointDetail(
         name=name,
         family=row and row.name,
@@ -84,6 +87,7 @@ def detail(store: CheckpointStore, name: str) -> wire.CheckpointDetail:
         eps=_eps(checkpoint),
         residency=_residency(store, store.held(name)),
         faults=tuple(_fault(fault) for fault in checkpoint.faults),
+        fits=tuple(wire.FamilyFit(**asdict(fit)) for fit in _fits(checkpoint)),
         notes=checkpoint.notes,
     )
 
@@ -137,6 +141,19 @@ def _eps(checkpoint: Checkpoint) -> tuple[wire.DeclaredEps, ...]:
         )
         for entry in declared
     )
+
+
+def _fits(checkpoint: Checkpoint) -> tuple[FamilyFit, ...]:
+    """Which families fit, asked where the config names none or one whose tensors these are not."""
+    if checkpoint.family is not None and checkpoint.trunk is not None:
+        first, last = checkpoint.layer_indices[0], checkpoint.layer_indices[-1]
+        try:
+            faults = [fault for layer in {first, last} for fault in resolve_layer(checkpoint, layer)[1]]
+        except CheckpointUnusable:
+            return ()
+        if not any(fault.kind in {"missing-tensor", "missing-norm"} for fault in faults):
+            return ()
+    return fitting_families(checkpoint)
 
 
 def _fault(fault: Fault) -> wire.Fault:

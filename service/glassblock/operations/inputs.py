@@ -1,6 +1,7 @@
 """What an operation works on: posted rows, or rows of a checkpoint's own embedding."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from glassblock.wire.framing import WireTensor
 from glassblock.wire.values import Request, Sample, Sourced
 
 BRANCH_ROLES: tuple[Role, ...] = ("ffn_in", "ffn_out", "resid_ffn")
+ATTENTION_ROLES: tuple[Role, ...] = ("attn_in", "attn_out", "resid_attn")
 
 
 def block_input(
@@ -77,14 +79,17 @@ def given_eps(eps: float | None) -> float:
     return eps
 
 
-def wired_eps(checkpoint: Checkpoint, wiring: Wiring, *, overridden: bool) -> dict[str, Sourced]:
-    """Epsilon of each norm as wired, with the place that states it."""
+def wired_eps(
+    checkpoint: Checkpoint, wiring: Wiring, *, overridden: bool, branch: Literal["ffn", "attention"] = "ffn"
+) -> dict[str, Sourced]:
+    """Epsilon of each norm of a branch as wired, with the place that states it."""
     declared = eps_sources(checkpoint)
-    branch = [declared[role] for role in BRANCH_ROLES if role in declared]
+    roles = BRANCH_ROLES if branch == "ffn" else ATTENTION_ROLES
+    told = [declared[role] for role in roles if role in declared]
     sources: dict[str, Sourced] = {}
     for place, norm in zip(("input", "output", "residual"), wiring.norms, strict=True):
         if norm is not None:
-            stated = "override" if overridden else next(eps.source for eps in branch if eps.value == norm.eps)
+            stated = "override" if overridden else next(eps.source for eps in told if eps.value == norm.eps)
             sources[place] = Sourced(value=norm.eps, source=stated)
     return sources
 
@@ -95,7 +100,7 @@ def layer_widths(checkpoint: Checkpoint, layer: int) -> tuple[int, int]:
     Raises:
         InvalidValue, CheckpointUnusable: as `layer_tensors`.
     """
-    shape = layer_tensors(checkpoint, layer).weights["down"].shape
-    stored_out_in = checkpoint.require_usable().feed_forward.layout == "out_in"
-    d_model, d_ff = shape if stored_out_in else reversed(shape)
+    network = layer_tensors(checkpoint, layer).network(None)
+    shape = network.weights["down"].shape
+    d_model, d_ff = shape if network.row.layouts[1] == "out_in" else reversed(shape)
     return d_model, d_ff

@@ -1,29 +1,46 @@
 """`jacobians`: norms of Jacobians per layer and token, each with how it was had."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layers import embedding_rows, layer_tensors, sample_embedding_rows
+from glassblock.checkpoint.layers import (
+    Expert,
+    embedding_rows,
+    layer_tensors,
+    load_wiring,
+    sample_embedding_rows,
+)
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue, TooLarge
 from glassblock.numerics.block import residual_stream, run_block
+from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.layer_grams import LayerGrams
 from glassblock.numerics.norms import check_norm_defined
+from glassblock.numerics.rewiring import rewired
 from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.coupled_jacobians import COUPLED_PARTS, coupled_layer, loader_of
+from glassblock.operations.coupled_jacobians import COUPLED_PARTS, LOADERS, coupled_layer, states_entering
 from glassblock.operations.inputs import required, wired_eps
-from glassblock.operations.jacobian_depth import depth_of, refuse_chain
-from glassblock.operations.layer_jacobians import LayerInput, LayerOutcome, block_layer, norm_layer
-from glassblock.operations.overrides import rewired
+from glassblock.operations.jacobian_depth import depth_of, depth_of_layers, refuse_chain
+from glassblock.operations.jacobian_networks import NetworkAt, layer_networks, model_width
+from glassblock.operations.layer_jacobians import (
+    PARTS,
+    LayerInput,
+    LayerOutcome,
+    block_layer,
+    norm_layer,
+    norm_of,
+)
 from glassblock.operations.reply import Reply
-from glassblock.operations.store import CheckpointStore, LoadedBlock
+from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import posted_tensor, require_last_axis
 from glassblock.wire.framing import WireTensor
-from glassblock.wire.jacobians import JacobiansAnswer, JacobiansRequest, LayerJacobians
+from glassblock.wire.jacobians import Depth, JacobiansAnswer, JacobiansRequest, LayerJacobians
 from glassblock.wire.values import BytesRead, Sourced
 
 MAX_TOKENS = 200_000
@@ -52,7 +69,7 @@ def jacobians(
         ComputationCancelled: `watch` asked for it.
     """
     _refuse_combinations(request)
-    checkpoint = store.open(request.checkpoint)
+    checkpoint = store.serving(request.checkpoint)
     family = checkpoint.require_usable()
     layers = request.layers
     for layer in layers:  # a layer that is not there is told before the first is worked on
@@ -60,28 +77,20 @@ def jacobians(
     meter = ReadMeter()
     entered = _input(store, checkpoint, request, tensors, meter)
     placements = _placements(request)
-    told = entered.x[..., 0].numel() * len(layers) * max(len(placements), 1)
-    if told > MAX_TOKENS:
-        raise TooLarge(
-            f"{told:,} tokens over all layers and placements; at most {MAX_TOKENS:,} are told at once",
-            field="layers",
-            hint="ask for fewer tokens, or layer by layer",
-        )
+    _refuse_many(entered.x[..., 0].numel() * len(layers) * max(len(placements), 1))
     steps = _Steps(watch, len(layers) + request.depth)
+    asked = _Asked(store, checkpoint, request, entered, placements, meter, steps)
     outcomes: list[LayerJacobians] = []
     vectors: dict[str, Tensor] = {}
     notes: list[str] = []
     for layer in layers:
-        for found, made, noted in _layer(_Asked(store, checkpoint, request, entered, placements, meter, steps), layer):
-            outcomes.append(found)
-            vectors |= {f"layers.{layer}.{found.placement}.{name}": tensor for name, tensor in made.items()}
-            notes += [note for note in noted if note not in notes]
+        for found in _layer(asked, layer):
+            outcomes.append(found.told)
+            vectors |= {_vector_name(found.told, side): tensor for side, tensor in found.vectors.items()}
+            notes += [note for note in found.notes if note not in notes]
+        _refuse_many(sum(len(outcome.tokens) for outcome in outcomes))
         steps.next()
-    depth = None
-    if request.depth:
-        chain = [store.block(request.checkpoint, checkpoint, layer, meter) for layer in layers]
-        placement = placements[0] if placements else None
-        depth = depth_of(chain, layers, entered.x, request, placement, watch=steps.watch("depth"))
+    depth = _depth(asked) if request.depth else None
     answer = JacobiansAnswer(
         checkpoint=request.checkpoint,
         part=request.part,
@@ -105,9 +114,22 @@ class _Entered(NamedTuple):
     token_ids: tuple[int, ...] | None
 
 
+def _refuse_many(told: int) -> None:
+    if told > MAX_TOKENS:
+        raise TooLarge(
+            f"{told:,} tokens over all layers, placements and experts; at most {MAX_TOKENS:,} are told at once",
+            field="layers",
+            hint="ask for fewer tokens, or layer by layer",
+        )
+
+
+def _vector_name(told: LayerJacobians, side: str) -> str:
+    expert = "" if told.expert is None else f"expert_{told.expert}."
+    return f"layers.{told.layer}.{told.placement}.{expert}{side}"
+
+
 def _refuse_combinations(request: JacobiansRequest) -> None:
     if request.part in COUPLED_PARTS:
-        loader_of(request.part)
         if request.placement is not None:
             raise InvalidValue(f"the part {request.part!r} runs as the model wires it", field="placement")
     elif request.input_positions is not None or request.output_positions is not None:
@@ -115,6 +137,13 @@ def _refuse_combinations(request: JacobiansRequest) -> None:
             f"in the part {request.part!r} no token reaches another; there are no positions to choose",
             field="input_positions",
             hint="leave the positions out",
+        )
+    if request.expert is not None and request.part not in PARTS:
+        raise InvalidValue(
+            f"an expert is a network, and the part is {request.part!r}",
+            field="expert",
+            known=tuple(PARTS),
+            hint="leave it out, or ask for one of these parts",
         )
     if request.vectors and ("spectral" not in request.norms or request.part == "norm"):
         raise InvalidValue(
@@ -163,29 +192,63 @@ class _Asked(NamedTuple):
     steps: "_Steps"
 
 
-def _layer(asked: _Asked, layer: int) -> list[tuple[LayerJacobians, dict[str, Tensor], list[str]]]:
+class _Found(NamedTuple):
+    """One layer in one placement, or one network of it; its singular vectors, and what must be said."""
+
+    told: LayerJacobians
+    vectors: dict[str, Tensor]
+    notes: list[str]
+
+
+def _layer(asked: _Asked, layer: int) -> list[_Found]:
     """One layer in every placement asked for; how it stands where none is."""
     store, checkpoint, request, entered, placements, meter, steps = asked
-    block = store.block(request.checkpoint, checkpoint, layer, meter)
-    width = block.feed_forward.model_width
-    require_last_axis("x", entered.x, width, f"d_model of {request.checkpoint}")
-    x = entered.x.reshape(-1, width)
-    found: list[tuple[LayerJacobians, dict[str, Tensor], list[str]]] = []
-    for number, placement in enumerate(placements or (block.wiring.placement,)):
-        wiring, assumed = rewired(block.wiring, placement)
-        watch = steps.watch(f"layer {layer}", number, max(len(placements), 1))
-        if request.part in COUPLED_PARTS:
-            outcome = coupled_layer(store, checkpoint, request, x, layer=layer, meter=meter, watch=watch)
-        else:
-            check_defined(x, block, wiring, request)
-            given = LayerInput(x, block.feed_forward, wiring, request, watch)
-            outcome = norm_layer(given) if request.part == "norm" else block_layer(given)
+    if request.part in COUPLED_PARTS:
+        watch = steps.watch(f"layer {layer}")
+        told, vectors = coupled_layer(store, checkpoint, request, entered.x, layer=layer, meter=meter, watch=watch)
+        return [_Found(told, vectors, [])]
+    if request.part == "norm":
+        return _norms(asked, layer)
+    networks = layer_networks(store, checkpoint, request, layer, meter)
+    require_last_axis("x", entered.x, networks.width, f"d_model of {request.checkpoint}")
+    x = entered.x.reshape(-1, networks.width)
+    found: list[_Found] = []
+    for number, placement in enumerate(placements or (networks.wiring.placement,)):
+        wiring, notes = rewired(networks.wiring, placement)
+        notes = notes if networks.note is None else [*notes, networks.note]
         eps = wired_eps(checkpoint, wiring, overridden=False)
-        found.append((_told(layer, wiring, outcome, eps), outcome.vectors, assumed))
+        watch = steps.watch(f"layer {layer}", number, max(len(placements), 1))
+        for at in networks.at(x, wiring):
+            check_defined(at.x, at.feed_forward, wiring, request)
+            grams = partial(_kept_grams, asked, layer, at.expert)
+            outcome = block_layer(LayerInput(at.x, at.feed_forward, wiring, request, watch, grams))
+            found.append(_Found(_told(layer, wiring, outcome, eps, at), outcome.vectors, notes))
     return found
 
 
-def check_defined(x: Tensor, block: LoadedBlock, wiring: Wiring, request: JacobiansRequest) -> None:
+def _norms(asked: _Asked, layer: int) -> list[_Found]:
+    """The norm of the branch alone; no network is read."""
+    store, checkpoint, request, entered, placements, meter, _ = asked
+    width = model_width(checkpoint, layer)
+    require_last_axis("x", entered.x, width, f"d_model of {request.checkpoint}")
+    x = entered.x.reshape(-1, width)
+    declared = load_wiring(checkpoint, layer, store.device, meter)
+    found: list[_Found] = []
+    for placement in placements or (declared.placement,):
+        wiring, notes = rewired(declared, placement)
+        check_norm_defined(x, norm_of(wiring), field="x")
+        outcome = norm_layer(x, wiring, request)
+        told = _told(layer, wiring, outcome, wired_eps(checkpoint, wiring, overridden=False))
+        found.append(_Found(told, {}, notes))
+    return found
+
+
+def _kept_grams(asked: _Asked, layer: int, expert: Expert, what: str, form: Callable[[], LayerGrams]) -> LayerGrams:
+    named = what if expert is None else f"expert {expert} {what}"
+    return asked.store.grams(asked.request.checkpoint, asked.checkpoint, layer, named, form)
+
+
+def check_defined(x: Tensor, feed_forward: FeedForward, wiring: Wiring, request: JacobiansRequest) -> None:
     """Refuse rows on which a norm divides by zero.
 
     Raises:
@@ -193,23 +256,46 @@ def check_defined(x: Tensor, block: LoadedBlock, wiring: Wiring, request: Jacobi
     """
     if wiring.input_norm is not None:
         check_norm_defined(x, wiring.input_norm, field="x")
-    if request.part == "norm":
-        for norm in (wiring.residual_norm, wiring.output_norm):
-            if norm is not None and wiring.input_norm is None:
-                check_norm_defined(x, norm, field="x")
-        return
     if request.part == "ffn":
         return
     if wiring.residual_norm is not None and request.part == "block" and wiring.residual_norm.eps == 0:
-        check_norm_defined(residual_stream(x, block.feed_forward, wiring), wiring.residual_norm, field="x")
+        check_norm_defined(residual_stream(x, feed_forward, wiring), wiring.residual_norm, field="x")
     if wiring.output_norm is not None and wiring.output_norm.eps == 0:
-        down = run_block(x, block.feed_forward, wiring, until="down").down
+        down = run_block(x, feed_forward, wiring, until="down").down
         check_norm_defined(required(down), wiring.output_norm, field="x")
 
 
-def _told(layer: int, wiring: Wiring, outcome: LayerOutcome, eps: Mapping[str, Sourced]) -> LayerJacobians:
+def _depth(asked: _Asked) -> Depth:
+    """The chain of the layers' blocks, or of the layers themselves."""
+    store, checkpoint, request, entered, placements, meter, steps = asked
+    watch = steps.watch("depth")
+    if request.part == "block":
+        blocks = [store.block(request.checkpoint, checkpoint, layer, meter) for layer in request.layers]
+        return depth_of(blocks, entered.x, request, placements[0] if placements else None, watch=watch)
+    parts = [LOADERS["layer"](store, request.checkpoint, checkpoint, layer, meter) for layer in request.layers]
+    first, last = request.layers[0], parts[-1]
+    x = states_entering(
+        store,
+        checkpoint,
+        request,
+        entered.x,
+        parts[0],
+        layer=first,
+        meter=meter,
+        watch=Watch(cancelled=watch.cancelled),
+    )
+    dtype = reduce(torch.promote_types, (part.dtype for part in parts), x.dtype)
+    held = sum(part.elements for part in parts) * dtype.itemsize
+    functions = [part.run for part in parts]
+    return depth_of_layers(functions, x.to(dtype), request, last.wirings[-1].placement, held_bytes=held, watch=watch)
+
+
+def _told(
+    layer: int, wiring: Wiring, outcome: LayerOutcome, eps: Mapping[str, Sourced], at: NetworkAt | None = None
+) -> LayerJacobians:
+    network = {} if at is None else {"expert": at.expert, "rows": at.rows, "weights": at.weights}
     return LayerJacobians.model_validate(
-        {"layer": layer, "placement": wiring.placement.value, "eps": eps, **outcome.fields}
+        {"layer": layer, "placement": wiring.placement.value, "eps": eps, **network, **outcome.fields}
     )
 
 
@@ -223,11 +309,19 @@ def _placements(request: JacobiansRequest) -> tuple[Placement, ...]:
 
 
 def _notes(request: JacobiansRequest, entered: _Entered) -> list[str]:
+    sampled = request.part in {"attention", "layer"} and request.sample is not None
+    notes = ["x: the sampled rows stand at the positions 0, 1, ... of a sequence, and are no text"] if sampled else []
     if len(request.layers) < 2 or request.part == "norm":
-        return []
+        return notes
+    if request.part in COUPLED_PARTS and request.token_ids is not None:
+        return notes
+    return [*notes, _same_rows(entered)]
+
+
+def _same_rows(entered: _Entered) -> str:
     if entered.token_ids is None:
-        return ["x: every layer was given the same rows"]
-    return ["x: every layer was given the same embedding rows, which is what enters the first one alone"]
+        return "x: every layer was given the same rows"
+    return "x: every layer was given the same embedding rows, which is what enters the first one alone"
 
 
 class _Steps:

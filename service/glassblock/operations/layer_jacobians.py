@@ -1,16 +1,19 @@
 """One layer's Jacobian norms as the numbers of an answer: the block, or its norm alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from glassblock.numerics.block import common_dtype
 from glassblock.numerics.block_jacobians import Part
-from glassblock.numerics.block_norms import BlockNorms, block_norms
+from glassblock.numerics.block_norms import BlockNorms, block_norms, norm_plan
 from glassblock.numerics.condition_numbers import ConditionNumbers, condition_numbers
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.finite_difference_check import FiniteDifferenceCheck, check_block, check_norm
+from glassblock.numerics.layer_grams import DEFAULT_BYTE_BUDGET, LayerGrams, gram_flops, layer_grams
 from glassblock.numerics.norm_factors import lengths
 from glassblock.numerics.norm_jacobians import (
     norm_jacobian_along_row,
@@ -35,14 +38,19 @@ EXACT = frozenset({"frobenius", "trace", "radial_gain"})
 CONDITION = frozenset({"smallest", "condition_number"})
 
 
+KeptGrams = Callable[[str, Callable[[], LayerGrams]], LayerGrams]
+"""Of what part, placement and dtype, and how they are formed where they are not there."""
+
+
 class LayerInput(NamedTuple):
-    """What one layer is asked; `x` is `[tokens, d]`."""
+    """What one layer is asked; `x` is `[tokens, d]`, `grams` keeps Gram matrices for the next request."""
 
     x: Tensor
     feed_forward: FeedForward
     wiring: Wiring
     request: wire.JacobiansRequest
     watch: Watch
+    grams: KeptGrams | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def block_layer(given: LayerInput) -> LayerOutcome:
     """The network, its branch or its residual block."""
     request, part, wanted = given.request, PARTS[given.request.part], set(given.request.norms)
     block = given.x, given.feed_forward, given.wiring
-    exact = block_norms(*block, part=part, watch=given.watch) if wanted & EXACT else None
+    exact = _exact(given, part) if wanted & EXACT else None
     spectral = condition = None
     if "spectral" in wanted:
         spectral = spectral_bracket(*block, part=part, request=_spectral_request(given), norms=exact, watch=given.watch)
@@ -87,10 +95,10 @@ def block_layer(given: LayerInput) -> LayerOutcome:
     return LayerOutcome(fields, vectors)
 
 
-def norm_layer(given: LayerInput) -> LayerOutcome:
-    """The norm of the branch alone, by x: closed forms, in float64 whatever x is."""
-    request, wanted = given.request, set(given.request.norms)
-    norm, x = norm_of(given.wiring), given.x.double()
+def norm_layer(rows: Tensor, wiring: Wiring, request: wire.JacobiansRequest) -> LayerOutcome:
+    """The norm of the branch alone, by x `[tokens, d]`: closed forms, in float64 whatever x is."""
+    wanted = set(request.norms)
+    norm, x = norm_of(wiring), rows.double()
     wide = norm.to(torch.float64)
     columns: dict[str, object] = {}
     if "frobenius" in wanted:
@@ -99,7 +107,7 @@ def norm_layer(given: LayerInput) -> LayerOutcome:
         columns["trace"] = nested_numbers(norm_jacobian_trace(x, wide))
     if "radial_gain" in wanted:
         columns["radial_gain"] = nested_numbers(lengths(norm_jacobian_along_row(x, wide)) / lengths(x))
-    extreme = norm_singular_values(given.x, norm)
+    extreme = norm_singular_values(rows, norm)
     rounding = ROUNDING * torch.finfo(torch.float64).eps * x.shape[-1] ** 0.5
     if "spectral" in wanted:
         ends = extreme.largest * (1.0 - rounding), extreme.largest * (1.0 + rounding)
@@ -124,7 +132,7 @@ def norm_layer(given: LayerInput) -> LayerOutcome:
             "accumulation": "float64",
             "cancellation": None,
             "redone": (),
-            "self_check": _self_check(check_norm(_few(given.x), norm, seed=request.seed), request.seed),
+            "self_check": _self_check(check_norm(_few(rows), norm, seed=request.seed), request.seed),
         }
     )
 
@@ -133,6 +141,27 @@ def norm_of(wiring: Wiring) -> Norm:
     """The norm of a branch: before it, else after it, else after the residual add."""
     # Every placement has one.
     return next(norm for norm in (wiring.input_norm, wiring.output_norm, wiring.residual_norm) if norm is not None)
+
+
+def _exact(given: LayerInput, part: Part) -> BlockNorms:
+    """The exact norms; where Gram matrices are the cheaper way, they are kept beside the block."""
+    x, network, wiring = given.x, given.feed_forward, given.wiring
+    dtype = common_dtype(x, network, wiring)
+    if given.grams is None or norm_plan(len(x), network, wiring, part=part, dtype=dtype).method != "gram":
+        return block_norms(x, network, wiring, part=part, watch=given.watch)
+    forming: list[int] = []
+
+    def form() -> LayerGrams:
+        formed = layer_grams(
+            network, wiring, part=part, dtype=dtype, byte_budget=DEFAULT_BYTE_BUDGET // 2, watch=given.watch
+        )
+        if formed.blocks is not None:
+            forming.append(gram_flops(network.model_width, network.width, 1 + network.gated, rows=formed.rows))
+        return formed
+
+    grams = given.grams(f"{part.value} {wiring.placement.value} {_named(dtype)}", form)
+    found = block_norms(x, network, wiring, part=part, grams=grams, watch=given.watch)
+    return found._replace(flops=found.flops + sum(forming))
 
 
 def _spectral_request(given: LayerInput) -> SpectralRequest:

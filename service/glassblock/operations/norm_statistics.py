@@ -16,6 +16,7 @@ from glassblock.operations.inputs import block_input, given_eps, refuse_without_
 from glassblock.operations.reply import Reply, nested_numbers
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import posted_tensor, require_last_axis
+from glassblock.operations.texts import norm_reads, token_ids_of
 from glassblock.wire import norms as wire
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.values import BytesRead, Sourced
@@ -41,7 +42,7 @@ def statistics(
 def _of_posted(
     store: CheckpointStore, request: wire.NormStatisticsRequest, tensors: Mapping[str, WireTensor]
 ) -> Reply[wire.NormStatisticsAnswer]:
-    refuse_without_checkpoint(request, "layer", "norm", "sample")
+    refuse_without_checkpoint(request, "family", "family_row", "tower", "layer", "norm", "sample", "token_ids", "text")
     x = required(posted_tensor("x", request.x, tensors, device=store.device, nested_dtype=torch.float64))
     gain = posted_tensor("gain", request.gain, tensors, device=store.device, nested_dtype=torch.float64)
     eps = given_eps(request.eps)
@@ -67,7 +68,7 @@ def _of_checkpoint(
         raise InvalidValue("the final norm belongs to no layer", field="layer", hint="leave out layer")
     if request.gain is not None or "gain" in tensors or request.offset:
         raise InvalidValue("gain and offset come from the checkpoint", field="gain", hint="leave out gain and offset")
-    checkpoint = store.open(name)
+    checkpoint = store.open(name, family=request.family, family_row=request.family_row, tower=request.tower)
     checkpoint.require_usable()
     meter = ReadMeter()
     norm = load_norm(checkpoint, request.layer, role, store.device, meter)
@@ -76,7 +77,14 @@ def _of_checkpoint(
         check_eps(request.eps, field="eps")
         norm = Norm(norm.kind, norm.gain, norm.bias, request.eps)
         source = Sourced(value=request.eps, source="override")
-    x = block_input(store, checkpoint, request.x, request.sample, tensors, meter=meter, nested_dtype=torch.float32)
+    ids = token_ids_of(store, checkpoint, request.token_ids, request.text)
+    if ids is None:
+        x = block_input(store, checkpoint, request.x, request.sample, tensors, meter=meter, nested_dtype=torch.float32)
+    else:
+        given = "x" if request.x is not None or "x" in tensors else "sample" if request.sample is not None else None
+        if given is not None:
+            raise InvalidValue(f"a text and {given} are both given", field=given, hint="give one of them")
+        x = norm_reads(store, name, checkpoint, ids, layer=request.layer, role=role, meter=meter)
     if norm.width is not None:
         require_last_axis("x", x, norm.width, f"the width of {role}")
     check_norm_defined(x, norm, field="x")

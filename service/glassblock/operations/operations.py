@@ -4,41 +4,100 @@ A method takes a message of `wire` with the tensors posted beside it and returns
 It knows nothing of HTTP; it may be called from any thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
 import glassblock
-from glassblock.errors import NoRoom
-from glassblock.operations import audits, block_runs, budgets, checkpoints, norm_statistics, residuals, tables
+from glassblock.numerics.watching import Watch
+from glassblock.operations import (
+    audits,
+    block_runs,
+    budgets,
+    checkpoints,
+    explanations,
+    jacobians,
+    likelihoods,
+    norm_statistics,
+    plans,
+    repairs,
+    residuals,
+    selftests,
+    tables,
+)
+from glassblock.operations.admission import Memory
+from glassblock.operations.content import content_key
+from glassblock.operations.device_faults import device_faults, end_process
+from glassblock.operations.repairs import Outputs
 from glassblock.operations.reply import Reply
+from glassblock.operations.residency import Usage
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.audits import AuditRequest, Report
 from glassblock.wire.blocks import BlockRunAnswer, BlockRunRequest
 from glassblock.wire.budgets import BudgetAnswer, BudgetRequest
 from glassblock.wire.checkpoints import CheckpointDetail, CheckpointList, Residency, ResidencyRequest
 from glassblock.wire.endpoints import ENDPOINTS
+from glassblock.wire.explain import ExplainAnswer, ExplainRequest
 from glassblock.wire.framing import WireTensor
+from glassblock.wire.jacobians import JacobiansAnswer, JacobiansRequest
+from glassblock.wire.likelihoods import LikelihoodAnswer, LikelihoodRequest
 from glassblock.wire.norms import (
     NormStatisticsAnswer,
     NormStatisticsRequest,
     ResidualCompareAnswer,
     ResidualCompareRequest,
 )
+from glassblock.wire.plans import PlanAnswer, PlannedOperation, PlanRequest
+from glassblock.wire.repairs import RepairAnswer, RepairRequest
+from glassblock.wire.selftests import SelftestAnswer, SelftestRequest
 from glassblock.wire.tables import Capabilities, FamilyList, Health, RuleList
-from glassblock.wire.values import SCHEMA_VERSION
+from glassblock.wire.values import SCHEMA_VERSION, Request
 
 Tensors = Mapping[str, WireTensor]
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
-"""How torch says on the CPU, as a plain RuntimeError, that there is no memory."""
+ReplyT = TypeVar("ReplyT", bound=Reply[Any])
 
 
 class Operations:
-    """What the service can do with the checkpoints of one store."""
+    """What the service can do with the checkpoints of one store.
 
-    def __init__(self, store: CheckpointStore) -> None:
+    Work on the device begins only where its estimated peak of memory fits (`plans`, `admission`).
+
+    Args:
+        store: where checkpoints are.
+        outputs: where repaired ones may go.
+        lost: called where the device cannot be used any more by this process.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        outputs: Outputs | None = None,
+        *,
+        lost: Callable[[BaseException], None] = end_process,
+    ) -> None:
         self._store = store
+        self._outputs = outputs or Outputs()
+        self._lost = lost
+
+    def content_key(self, operation: str, message: Request, tensors: Tensors, *, form: str) -> str | None:
+        """What the answer to a request follows from, as a digest; see `content`."""
+        return content_key(self._store, operation, message, tensors, form=form)
+
+    def memory(self) -> Memory:
+        """How the device's budget is used."""
+        return self._store.admission.memory()
+
+    def usage(self) -> Usage:
+        """What lies on the device between requests."""
+        return self._store.residency.usage()
+
+    def plan(self, request: PlanRequest) -> Reply[PlanAnswer]:
+        """What a request would read, hold and compute."""
+        return Reply(plans.quote(self._store, request))
 
     def ready(self) -> Reply[Health]:
         """Whether the device answers and every root can be listed."""
@@ -66,27 +125,76 @@ class Operations:
 
     def pin(self, name: str, request: ResidencyRequest) -> Reply[Residency]:
         """Hold blocks on the device."""
-        with _device_memory():
+        with self._device():
             return Reply(checkpoints.pin(self._store, name, request))
 
     def evict(self, name: str) -> Reply[Residency]:
         """Let a checkpoint's blocks go."""
         return Reply(checkpoints.evict(self._store, name))
 
-    def run_block(self, request: BlockRunRequest, tensors: Tensors) -> Reply[BlockRunAnswer]:
-        """Run one block with its stages captured."""
-        with _device_memory():
-            return block_runs.run(self._store, request, tensors)
+    def run_block(
+        self,
+        request: BlockRunRequest,
+        tensors: Tensors,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[BlockRunAnswer]:
+        """Run a part of one layer with its stages captured; `progress` and `cancelled` as in an audit."""
+        with self._admitted("run_block", request, tensors):
+            return self._remarked(
+                block_runs.run(self._store, request, tensors, watch=Watch(progress, cancelled)), request.checkpoint
+            )
+
+    def likelihoods(
+        self,
+        request: LikelihoodRequest,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[LikelihoodAnswer]:
+        """Log-likelihoods of a text, token by token; `progress` and `cancelled` as in an audit."""
+        with self._admitted("likelihoods", request, {}):
+            return likelihoods.likelihoods(self._store, request, watch=Watch(progress, cancelled))
+
+    def explain_block(
+        self,
+        request: ExplainRequest,
+        tensors: Tensors,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[ExplainAnswer]:
+        """Name the mistake that explains captured tensors; `progress` and `cancelled` as in an audit."""
+        with self._admitted("explain_block", request, tensors):
+            return self._remarked(
+                explanations.explain_block(self._store, request, tensors, watch=Watch(progress, cancelled)),
+                request.checkpoint,
+            )
 
     def norm_statistics(self, request: NormStatisticsRequest, tensors: Tensors) -> Reply[NormStatisticsAnswer]:
         """Statistics, outputs and invariances of norms."""
-        with _device_memory():
-            return norm_statistics.statistics(self._store, request, tensors)
+        with self._admitted("norm_statistics", request, tensors):
+            return self._remarked(norm_statistics.statistics(self._store, request, tensors), request.checkpoint)
 
     def compare_residuals(self, request: ResidualCompareRequest, tensors: Tensors) -> Reply[ResidualCompareAnswer]:
         """One sublayer in three wirings."""
-        with _device_memory():
-            return residuals.compare(self._store, request, tensors)
+        with self._admitted("compare_residuals", request, tensors):
+            return self._remarked(residuals.compare(self._store, request, tensors), request.checkpoint)
+
+    def jacobians(
+        self,
+        request: JacobiansRequest,
+        tensors: Tensors,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[JacobiansAnswer]:
+        """Norms of Jacobians per layer and token; `progress` and `cancelled` as in an audit."""
+        with self._admitted("jacobians", request, tensors):
+            return self._remarked(
+                jacobians.jacobians(self._store, request, tensors, watch=Watch(progress, cancelled)), request.checkpoint
+            )
 
     def budgets(self, request: BudgetRequest) -> Reply[BudgetAnswer]:
         """Parameters, activations and FLOPs, counted."""
@@ -95,13 +203,39 @@ class Operations:
     def audit(
         self, request: AuditRequest, *, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
     ) -> Report:
-        """Audit a checkpoint to its report."""
-        with _device_memory():
+        """Audit a checkpoint to its report; it waits for room on the device, for nobody waits for it."""
+        estimate = plans.estimate(self._store, "start_audit", request, {}).peak_bytes
+        self._store.admission.wait(estimate, given_up=cancelled)
+        with self._admitted("start_audit", request, {}):
             return audits.audit(self._store, request, progress=progress, cancelled=cancelled)
 
     def check_audit(self, request: AuditRequest) -> None:
         """Refuse at once, before a job is queued, what no audit could answer."""
         audits.check(self._store, request)
+
+    def repair(
+        self,
+        request: RepairRequest,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[RepairAnswer]:
+        """Repair what the files tell how to; `progress` and `cancelled` as in an audit."""
+        with self._device():
+            return Reply(
+                repairs.repair(self._store, request, outputs=self._outputs, progress=progress, cancelled=cancelled)
+            )
+
+    def selftest(
+        self,
+        request: SelftestRequest,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[SelftestAnswer]:
+        """Plant mistakes in memory and see what is found; `progress` counts mistakes."""
+        with self._device():
+            return Reply(selftests.selftest(self._store, request, progress=progress, cancelled=cancelled))
 
     def rules(self) -> Reply[RuleList]:
         """The rule table."""
@@ -111,15 +245,26 @@ class Operations:
         """The family table."""
         return Reply(tables.families())
 
+    def _device(self) -> AbstractContextManager[None]:
+        return device_faults(self._store.device, self._store.residency, lost=self._lost)
 
-class _device_memory:  # noqa: N801  a context manager reads like a word of the language
-    """Turns the device's "out of memory" into an answer: memory is freed, the caller told to come back."""
+    @contextmanager
+    def _admitted(self, operation: PlannedOperation, request: Request, tensors: Tensors) -> Generator[None]:
+        """Hold the estimated peak while the work runs.
 
-    def __enter__(self) -> None: ...
+        Raises:
+            TooLarge, NoRoom: as `Admission.reserved`.
+        """
+        plan = plans.estimate(self._store, operation, request, tensors)
+        with (
+            self._store.admission.reserved(plan.peak_bytes, resident=plan.pinned_bytes),
+            self._device(),
+        ):
+            yield
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in str(error):
-            torch.cuda.empty_cache()
-            raise NoRoom(
-                "the device has no memory for this", hint="send fewer rows, or later", retry_after=5
-            ) from error
+    def _remarked(self, reply: ReplyT, name: str | None) -> ReplyT:
+        """The reply, with what must be said about files that are not what was used."""
+        remarks = () if name is None else self._store.remarks(name)
+        if not remarks or not hasattr(reply.answer, "notes"):
+            return reply
+        return replace(reply, answer=reply.answer.model_copy(update={"notes": (*reply.answer.notes, *remarks)}))

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import activation_named
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import GainOrder, Norm, check_eps, norm_kind_named
+from glassblock.numerics.rewiring import rewired
 from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.wire.blocks import Overrides
 
@@ -27,6 +26,17 @@ def overridden(feed_forward: FeedForward, wiring: Wiring, overrides: Overrides) 
     Raises:
         InvalidValue: an override has no meaning for this block; its field is named.
     """
+    network = overridden_network(feed_forward, overrides)
+    wiring, notes = overridden_wiring(wiring, overrides)
+    return ChangedBlock(network, wiring, notes)
+
+
+def overridden_network(feed_forward: FeedForward, overrides: Overrides) -> FeedForward:
+    """The network with what concerns it applied.
+
+    Raises:
+        InvalidValue: as `overridden`.
+    """
     if overrides.swap:
         feed_forward = feed_forward.swapped(field="overrides.swap")
     if overrides.activation is not None:
@@ -34,6 +44,15 @@ def overridden(feed_forward: FeedForward, wiring: Wiring, overrides: Overrides) 
         feed_forward = replace(feed_forward, activation=activation)
     if overrides.width is not None:
         feed_forward = feed_forward.narrowed(overrides.width, field="overrides.width")
+    return feed_forward
+
+
+def overridden_wiring(wiring: Wiring, overrides: Overrides) -> tuple[Wiring, tuple[str, ...]]:
+    """The norms and their places with what concerns them applied, and what had to be assumed.
+
+    Raises:
+        InvalidValue: as `overridden`.
+    """
     notes: list[str] = []
     changed = {
         role: None if norm is None else _changed_norm(norm, overrides, notes)
@@ -46,48 +65,9 @@ def overridden(feed_forward: FeedForward, wiring: Wiring, overrides: Overrides) 
     wiring = replace(wiring, **changed)
     # Places last: a norm that has to be made up multiplies by one in the arithmetic that is asked for.
     if overrides.placement is not None:
-        wiring, assumed = rewired(wiring, Placement(overrides.placement))
+        wiring, assumed = rewired(wiring, Placement(overrides.placement), field="overrides.placement")
         notes += assumed
-    return ChangedBlock(feed_forward, wiring, tuple(dict.fromkeys(notes)))
-
-
-def rewired(wiring: Wiring, placement: Placement) -> tuple[Wiring, list[str]]:
-    """The same norms at other places, and what was assumed.
-
-    A norm the block has keeps its place where the new wiring has that place, and else moves to
-    the one that is free. A second norm that the block lacks gets the same arithmetic and a gain
-    that multiplies by one.
-    """
-    if placement is wiring.placement:
-        return wiring, []
-    main = wiring.input_norm or wiring.residual_norm or wiring.output_norm
-    if main is None:
-        raise InvalidValue("this block has no norm to place", field="overrides.placement", hint="leave it out")
-    notes: list[str] = []
-    branch_end = wiring.output_norm
-    match placement:
-        case Placement.PRE | Placement.PARALLEL:
-            places = {"input_norm": main}
-        case Placement.POST:
-            places = {"residual_norm": main}
-        case Placement.BRANCH_OUTPUT:
-            places = {"output_norm": branch_end or main}
-        case Placement.SANDWICH:
-            if branch_end is None:
-                branch_end = _unit(main)
-                notes.append("sandwich: there is one norm; the one on the branch's output multiplies by one")
-            elif main is branch_end:
-                main = _unit(branch_end)
-                notes.append("sandwich: there is one norm; the one on the branch's input multiplies by one")
-            places = {"input_norm": main, "output_norm": branch_end}
-    given = sum(norm is not None for norm in wiring.norms)
-    if given > len(places):
-        used = "output" if next(iter(places.values())) is wiring.output_norm else "input"
-        notes.append(
-            f"{placement.value}: the block has {given} norms here; only the one on the branch's {used} is used"
-        )
-    moved = Wiring(placement, **places, residual_scale=wiring.residual_scale, branch_scale=wiring.branch_scale)
-    return moved, notes
+    return wiring, tuple(dict.fromkeys(notes))
 
 
 def _changed_norm(norm: Norm, overrides: Overrides, notes: list[str]) -> Norm:
@@ -119,9 +99,3 @@ def _changed_norm(norm: Norm, overrides: Overrides, notes: list[str]) -> Norm:
         check_eps(overrides.eps, field="overrides.eps")
         eps = overrides.eps
     return Norm(kind, gain, bias, eps)
-
-
-def _unit(like: Norm) -> Norm:
-    if like.gain is None:
-        return like
-    return Norm(like.kind, torch.full_like(like.gain, 1.0 - like.kind.offset), None, like.eps)

@@ -12,9 +12,10 @@ from glassblock.numerics.block import apply_sublayer, residual_output, residual_
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, check_eps, check_norm_defined, norm_kind_named
 from glassblock.numerics.residual_jacobians import residual_jacobian
+from glassblock.numerics.rewiring import rewired
 from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.operations.inputs import block_input, given_eps, refuse_without_checkpoint, required, wired_eps
-from glassblock.operations.overrides import overridden, rewired
+from glassblock.operations.overrides import overridden
 from glassblock.operations.reply import Reply, nested_numbers
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import posted_tensor, require_last_axis
@@ -82,7 +83,7 @@ def compare(
 
 
 def _posted(store: CheckpointStore, request: ResidualCompareRequest, tensors: Mapping[str, WireTensor]) -> _Sublayer:
-    refuse_without_checkpoint(request, "layer", "sample")
+    refuse_without_checkpoint(request, "family", "family_row", "tower", "layer", "sample")
     x = required(posted_tensor("x", request.x, tensors, device=store.device, nested_dtype=torch.float64))
     matrix = posted_tensor("matrix", request.matrix, tensors, device=store.device, nested_dtype=torch.float64)
     if matrix is None:
@@ -105,7 +106,7 @@ def _of_checkpoint(
         raise InvalidValue("matrix and checkpoint are both given", field="matrix", hint="give one of them")
     if request.layer is None:
         raise InvalidValue("layer is missing", field="layer", hint="give the layer whose FFN is meant")
-    checkpoint = store.open(name)
+    checkpoint = store.serving(name, family=request.family, family_row=request.family_row, tower=request.tower)
     checkpoint.require_usable()
     meter = ReadMeter()
     block = store.block(name, checkpoint, request.layer, meter)

@@ -1,21 +1,42 @@
-"""Checkpoints by name, and the blocks of them that are held on the device."""
+"""Checkpoints by name, and the blocks of them that lie on the device.
+
+Every part that is read stays (`residency`) until others need its room; pinned blocks stay until they are let go. Files
+that changed on disk are read again. Where they cannot be used any more, what is pinned serves on as it was read, and
+the answer says so; what is not pinned is refused with what is wrong.
+"""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 
+from glassblock.checkpoint.attention_loading import attention_of
 from glassblock.checkpoint.entries import FileIdentity
-from glassblock.checkpoint.layers import load_feed_forward, load_wiring
+from glassblock.checkpoint.family import Architecture
+from glassblock.checkpoint.family_file import parse_family_row
+from glassblock.checkpoint.layer_loading import load_layer
+from glassblock.checkpoint.layer_map import whole_layer_tensors
+from glassblock.checkpoint.layers import Expert, layer_tensors, load_feed_forward, load_wiring, runnable, wiring_of
+from glassblock.checkpoint.mixture_loading import load_mixture
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.roots import Roots
-from glassblock.errors import InvalidValue, TooLarge
+from glassblock.errors import CheckpointUnusable, InvalidValue, TooLarge, UnknownCheckpoint
+from glassblock.numerics.attention import Attention
 from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.latent_attention import LatentAttention
+from glassblock.numerics.layer import Layer
+from glassblock.numerics.layer_grams import LayerGrams
+from glassblock.numerics.mixture import Mixture
 from glassblock.numerics.wiring import Wiring
+from glassblock.operations.admission import Admission, device_budget
+from glassblock.operations.opened import OpenedCheckpoints
+from glassblock.operations.residency import Key, Residency, device_bytes
+
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
@@ -24,7 +45,11 @@ class LoadedBlock:
 
     feed_forward: FeedForward
     wiring: Wiring
-    bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it takes on the device."""
+        return device_bytes((self.feed_forward, self.wiring))
 
 
 class Stamp(NamedTuple):
@@ -32,6 +57,7 @@ class Stamp(NamedTuple):
 
     files: tuple[FileIdentity | None, ...]
     config: Mapping[str, object]
+    family: Architecture | None
 
 
 @dataclass(frozen=True)
@@ -39,7 +65,6 @@ class Held:
     """Blocks of one checkpoint that stay on the device until they are let go."""
 
     blocks: dict[int, LoadedBlock]
-    stamp: Stamp
 
     @property
     def bytes(self) -> int:
@@ -47,44 +72,182 @@ class Held:
         return sum(block.bytes for block in self.blocks.values())
 
 
+class _Attended(NamedTuple):
+    attention: Attention | LatentAttention
+    wiring: Wiring
+
+
 class CheckpointStore:
-    """Opens checkpoints under the roots, and holds pinned blocks within a byte budget.
+    """Opens checkpoints under the roots, and keeps what was read of them on the device.
 
     Args:
         roots: folders where checkpoints may lie.
         device: "auto", "cpu" or "cuda:N".
-        resident_bytes: most that pinned blocks may take together.
+        resident_bytes: most that blocks may take between requests; at most half of the device's budget is used.
+        device_bytes: most that may be used of the device in all; a share of what it has, when None.
     """
 
-    def __init__(self, roots: Sequence[Path], *, device: str = "auto", resident_bytes: int = 2**32) -> None:
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        *,
+        device: str = "auto",
+        resident_bytes: int = 2**32,
+        device_bytes: int | None = None,
+    ) -> None:
         self.roots = Roots(roots)
         self.device = usable_device(device)
-        self._resident_bytes = resident_bytes
-        self._held: dict[str, Held] = {}
-        self._lock = threading.Lock()  # guards _held
+        budget = device_budget(self.device) if device_bytes is None else device_bytes
+        self.residency = Residency(min(resident_bytes, budget // 2))
+        self.admission = Admission(budget, self.residency)
+        self._opened = OpenedCheckpoints()
+        self._pinned: dict[str, Checkpoint] = {}  # as it was when its blocks were pinned
         self._pinning = threading.Lock()  # one pin at a time, so that the budget is spent once
 
-    def open(self, name: str, *, family: str | None = None) -> Checkpoint:
-        """Headers and config of a checkpoint; no tensor is read.
+    def open(
+        self,
+        name: str,
+        *,
+        family: str | None = None,
+        family_row: Mapping[str, object] | None = None,
+        tower: str | None = None,
+    ) -> Checkpoint:
+        """Headers and config of a checkpoint as its files are now; no tensor is read.
+
+        Args:
+            name: as `Roots.resolve`.
+            family: a name of the family table, instead of what the config says.
+            family_row: a row of the caller's own, instead of one.
+            tower: another stack of layers in the files.
 
         Raises:
-            UnknownCheckpoint, AccessRefused, InvalidValue: as `Roots.resolve`.
+            UnknownCheckpoint, AccessRefused, InvalidValue: as `Roots.resolve`; or the row cannot be used.
+            UnknownFamily: `family` is not in the table.
         """
-        return open_checkpoint(self.roots.resolve(name), roots=self.roots, family=family)
+        if family is not None and family_row is not None:
+            raise InvalidValue("family and family_row are both given", field="family", hint="give one of them")
+        path = self.roots.resolve(name)
+        if family_row is None:
+            opened = self._opened.get(path, family, lambda: open_checkpoint(path, roots=self.roots, family=family))
+        else:
+            opened = open_checkpoint(path, roots=self.roots, family=parse_family_row(family_row))
+        return opened if tower is None else opened.tower(tower)
+
+    def serving(
+        self,
+        name: str,
+        *,
+        family: str | None = None,
+        family_row: Mapping[str, object] | None = None,
+        tower: str | None = None,
+    ) -> Checkpoint:
+        """As `open`, for running blocks: where the files cannot be used any more, as it was when blocks were pinned.
+
+        Raises:
+            As `open`, and `Checkpoint.require_usable`, where nothing is pinned.
+        """
+        last_good = self._pinned.get(name) if family is None and family_row is None and tower is None else None
+        if last_good is None:
+            return self.open(name, family=family, family_row=family_row, tower=tower)
+        try:
+            opened = self.open(name)
+            opened.require_usable()
+        except (CheckpointUnusable, UnknownCheckpoint):
+            return last_good
+        return opened
+
+    def remarks(self, name: str) -> tuple[str, ...]:
+        """What must be said beside an answer about this checkpoint: that its files are not what was used."""
+        if name not in self._pinned:
+            return ()
+        try:
+            self.open(name).require_usable()
+        except (CheckpointUnusable, UnknownCheckpoint) as error:
+            return (f"the files cannot be used any more ({error.message}): what was pinned before is used",)
+        return ()
 
     def block(self, name: str, checkpoint: Checkpoint, layer: int, meter: ReadMeter) -> LoadedBlock:
-        """One layer's block: the held one, or read now and counted in `meter`."""
-        with self._lock:
-            held = self._held.get(name)
-            if held is not None and held.stamp != _stamp(checkpoint):
-                del self._held[name]  # the files changed on disk: what is held is no longer theirs
-                held = None
-        if held is not None and layer in held.blocks:
-            return held.blocks[layer]
-        return self._load(checkpoint, layer, meter)
+        """One layer's block: the resident one, or read now and counted in `meter`."""
+
+        def load() -> LoadedBlock:
+            feed_forward = load_feed_forward(checkpoint, layer, self.device, meter)
+            return LoadedBlock(feed_forward, load_wiring(checkpoint, layer, self.device, meter))
+
+        return self._kept(Key(name, layer, "ffn"), checkpoint, load)
+
+    def layer(self, name: str, checkpoint: Checkpoint, layer: int, meter: ReadMeter) -> Layer:
+        """One whole layer; what of it is not resident is read now and counted in `meter`."""
+        runnable(checkpoint, layer)
+        tensors = whole_layer_tensors(checkpoint, layer)
+        row = tensors.row
+        if (row.feed_forward is None) == (row.mixture is None):
+            return load_layer(checkpoint, layer, self.device, meter)  # which says that it is not run here
+        # The network before the attention: where it cannot be had, nothing large was read in vain.
+        if row.mixture is not None:
+            second, wiring = self.mixture(name, checkpoint, layer, meter)
+        else:
+            block = self.block(name, checkpoint, layer, meter)
+            second, wiring = block.feed_forward, block.wiring
+
+        def load() -> _Attended:
+            attention = attention_of(checkpoint, tensors, self.device, meter)
+            return _Attended(attention, wiring_of(checkpoint, tensors, self.device, meter, branch="attention"))
+
+        attended = self._kept(Key(name, layer, "attention"), checkpoint, load)
+        return Layer(attended.attention, attended.wiring, second, wiring)
+
+    def mixture(self, name: str, checkpoint: Checkpoint, layer: int, meter: ReadMeter) -> tuple[Mixture, Wiring]:
+        """A layer's mixture with its wiring; experts are read when they are asked for, and stay like all else."""
+
+        def load() -> tuple[Mixture, Wiring]:
+            return load_mixture(checkpoint, layer_tensors(checkpoint, layer), self.device, meter)
+
+        def expert(number: int) -> FeedForward:
+            return self._network(name, checkpoint, layer, number, meter)
+
+        mixture, wiring = self._kept(Key(name, layer, "mixture"), checkpoint, load)
+        return replace(mixture, experts=expert), wiring
+
+    def expert(
+        self, name: str, checkpoint: Checkpoint, layer: int, expert: Expert, meter: ReadMeter
+    ) -> tuple[FeedForward, Wiring]:
+        """One network of a mixture with the layer's wiring; what is not resident is read and counted in `meter`."""
+        network = self._network(name, checkpoint, layer, expert, meter)
+        return network, load_wiring(checkpoint, layer, self.device, meter)
+
+    def grams(
+        self, name: str, checkpoint: Checkpoint, layer: int, what: str, form: Callable[[], LayerGrams]
+    ) -> LayerGrams:
+        """The Gram matrices of a layer's block: those that lie beside it, or formed now.
+
+        Args:
+            name: of the checkpoint.
+            checkpoint: as it was opened.
+            layer: its layer.
+            what: tells apart the matrices of one block: part, placement, dtype.
+            form: forms them.
+        """
+        return self._kept(Key(name, layer, f"ffn: gram matrices {what}"), checkpoint, form)
+
+    def _network(self, name: str, checkpoint: Checkpoint, layer: int, expert: Expert, meter: ReadMeter) -> FeedForward:
+        def load() -> FeedForward:
+            return load_feed_forward(checkpoint, layer, self.device, meter, expert=expert)
+
+        return self._kept(Key(name, layer, f"expert {expert}"), checkpoint, load)
+
+    def _kept(self, key: Key, checkpoint: Checkpoint, load: Callable[[], ValueT]) -> ValueT:
+        stamp = _stamp(checkpoint)
+        found = cast("ValueT | None", self.residency.get(key, stamp))
+        if found is not None:
+            return found
+        value = load()
+        as_pinned = self._pinned.get(key.checkpoint)
+        if as_pinned is None or as_pinned.family == checkpoint.family:  # read as another family: what is pinned stays
+            self.residency.put(key, stamp, value)
+        return value
 
     def pin(self, name: str, layers: Iterable[int] | None) -> Held:
-        """Read blocks and hold them; all layers when `layers` is None.
+        """Read blocks and hold them; all layers when `layers` is None. Where it fails, what was pinned stays so.
 
         Raises:
             InvalidValue: a layer is out of range.
@@ -94,47 +257,51 @@ class CheckpointStore:
         checkpoint.require_usable()
         wanted = range(checkpoint.layers) if layers is None else sorted(set(layers))
         with self._pinning:
-            held = Held(self._fitting(name, checkpoint, wanted), _stamp(checkpoint))
-            with self._lock:
-                self._held[name] = held
-        return held
+            blocks = self._fitting(name, checkpoint, wanted)
+            stamp = _stamp(checkpoint)
+            self._pinned[name] = checkpoint
+            for layer, block in blocks.items():
+                self.residency.put(Key(name, layer, "ffn"), stamp, block, pinned=True)
+            self.residency.pin((Key(name, layer, "ffn") for layer in blocks), name)
+        return Held(blocks)
 
     def _fitting(self, name: str, checkpoint: Checkpoint, layers: Iterable[int]) -> dict[int, LoadedBlock]:
-        with self._lock:
-            others = sum(held.bytes for other, held in self._held.items() if other != name)
+        others = sum(size for key, (_, size) in self.residency.pinned().items() if key.checkpoint != name)
         blocks: dict[int, LoadedBlock] = {}
         for layer in layers:
-            blocks[layer] = self._load(checkpoint, layer, ReadMeter())
+            blocks[layer] = self.block(name, checkpoint, layer, ReadMeter())
             total = others + sum(block.bytes for block in blocks.values())
-            if total > self._resident_bytes:
+            if total > self.residency.budget:
                 raise TooLarge(
                     f"holding {len(blocks)} block(s) of {name} would take {total} bytes,"
-                    f" over the budget of {self._resident_bytes}",
+                    f" over the budget of {self.residency.budget}",
                     field="layers",
                     hint="pin fewer layers, evict another checkpoint, or raise GLASSBLOCK_RESIDENT_MIB",
                 )
         return blocks
 
     def evict(self, name: str) -> None:
-        """Let a checkpoint's blocks go; nothing happens when none is held."""
-        with self._lock:
-            self._held.pop(name, None)
+        """Let everything of a checkpoint go; nothing happens when there is nothing."""
+        with self._pinning:
+            self._pinned.pop(name, None)
+            self.residency.drop(name)
 
     def held(self, name: str) -> Held | None:
-        """What is held of a checkpoint."""
-        with self._lock:
-            return self._held.get(name)
+        """What is pinned of a checkpoint."""
+        if name not in self._pinned:
+            return None
+        pinned = sorted(self.residency.pinned(name).items())
+        return Held({key.layer: cast("LoadedBlock", block) for key, (block, _) in pinned})
 
-    def _load(self, checkpoint: Checkpoint, layer: int, meter: ReadMeter) -> LoadedBlock:
-        before = meter.bytes
-        feed_forward = load_feed_forward(checkpoint, layer, self.device, meter)
-        wiring = load_wiring(checkpoint, layer, self.device, meter)
-        return LoadedBlock(feed_forward, wiring, meter.bytes - before)
+    def pinned_bytes(self, name: str, layers: Iterable[int]) -> int:
+        """Bytes of those blocks of some layers that are pinned."""
+        wanted = set(layers)
+        return sum(size for key, (_, size) in self.residency.pinned(name).items() if key.layer in wanted)
 
 
 def _stamp(checkpoint: Checkpoint) -> Stamp:
     identities = tuple(container.identity for container in checkpoint.containers.values())
-    return Stamp(identities, {} if checkpoint.config is None else checkpoint.config.values)
+    return Stamp(identities, {} if checkpoint.config is None else checkpoint.config.values, checkpoint.family)
 
 
 def usable_device(name: str) -> torch.device:

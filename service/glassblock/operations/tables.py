@@ -38,22 +38,38 @@ def families() -> FamilyList:
 
 
 def _family(row: Architecture) -> FamilyRow:
-    norm = next((norm for norm in row.norms if norm.role != "final"), row.norms[-1])
+    norm = next((norm for norm in row.norms if norm.role != "final"), row.norms[-1] if row.norms else None)
     return FamilyRow(
         name=row.name,
         model_types=row.model_types,
         architectures=row.architectures,
-        ffn=_feed_forward(row.feed_forward),
-        activation=_setting(row.feed_forward.activation),
-        norm=norm.kind,
+        ffn=_feed_forward(row),
+        activation=_setting(row.network.activation),
+        norm="none" if norm is None else norm.kind,
         placement=row.placement.value,
-        eps=_setting(norm.eps),
+        eps="none" if norm is None else _setting(norm.eps),
         verified=row.verified,
-        notes=row.notes,
+        notes=(
+            *([f"Blocks are not run: {row.not_run}."] if row.not_run else []),
+            *(["Attention is not read: no texts are run."] if row.attention is None else []),
+            *row.notes,
+        ),
     )
 
 
-def _feed_forward(row: FeedForwardRow) -> str:
+def _feed_forward(family: Architecture) -> str:
+    dense = family.feed_forward
+    mixture = family.mixture or next(
+        (variant.changes["mixture"] for variant in family.layer_variants if variant.changes.get("mixture")), None
+    )
+    told = [] if dense is None else [_network(dense)]
+    if mixture is not None:
+        told.append(f"{mixture.arrangement} experts, {_network(mixture.experts)}; router {mixture.router.weight}")
+        told.extend([] if mixture.shared is None else [f"shared, {_network(mixture.shared)}"])
+    return "; ".join(told) or "none"
+
+
+def _network(row: FeedForwardRow) -> str:
     if row.fused is not None:
         where = f"{row.fused.weight} [{' | '.join(row.fused.order)}], {row.fused.arrangement}"
     else:

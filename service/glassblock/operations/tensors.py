@@ -70,6 +70,15 @@ def posted_tensor(
     return tensor
 
 
+def captured_tensor(name: str, posted: WireTensor, *, device: torch.device) -> Tensor:
+    """A posted tensor whatever its values are, in its own type; float8 becomes float32.
+
+    Raises:
+        InvalidValue: it is not of floating point.
+    """
+    return _from_wire(name, posted).to(device)
+
+
 def _from_wire(field: str, posted: WireTensor) -> Tensor:
     dtype = DTYPES[posted.dtype]
     if not dtype.is_floating_point:

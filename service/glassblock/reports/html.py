@@ -22,6 +22,8 @@ from glassblock.reports.wording import (
     layers_of,
     located_message,
     question_sentence,
+    reference_lines,
+    reference_title,
     remembered,
     shortened,
     unasked,
@@ -95,6 +97,7 @@ def _sections(report: Report) -> Iterator[str]:
         if some:
             yield f"<section><h2>{title}</h2>\n{''.join(map(_group, some))}</section>\n"
     yield from _comparison(report)
+    yield from _reference(report)
     yield from _charts(report)
     yield from _coverage(report)
     yield from _layers(report.layers)
@@ -168,6 +171,25 @@ def _comparison(report: Report) -> Iterator[str]:
                 f"<details><summary>Baseline {name}: {len(told)} {title}</summary>"
                 f"<ul>{''.join(_remembered(told))}</ul></details>\n"
             )
+
+
+def _reference(report: Report) -> Iterator[str]:
+    reference = report.reference
+    if reference is None:
+        return
+    lines = "".join(f"<li>{_text(shortened(line, MESSAGE_CHARACTERS))}</li>" for line in reference_lines(reference))
+    profile = "".join(
+        f"<tr><td>{row.layer}</td><td>{row.least:.6f}</td></tr>" for row in reference.profile[:FINDINGS_UP_TO]
+    )
+    table = (
+        '<div class="scroll"><table><thead><tr><th scope="col">layer</th><th scope="col">least cosine</th></tr></thead>'
+        f"<tbody>{profile}</tbody></table></div>"
+    )
+    title = _text(shortened(reference_title(reference), MESSAGE_CHARACTERS))
+    yield (
+        f"<section><h2>Beside a reference</h2>\n<p>{title}</p>"
+        f"<ul>{lines}</ul>{_folded('Cosines by layer', table) if profile else ''}</section>\n"
+    )
 
 
 def _remembered(told: Sequence[KnownFinding]) -> Iterator[str]:

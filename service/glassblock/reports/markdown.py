@@ -17,6 +17,8 @@ from glassblock.reports.wording import (
     located_message,
     place_of,
     question_sentence,
+    reference_lines,
+    reference_title,
     remembered,
     shortened,
     unasked,
@@ -48,6 +50,7 @@ def render_markdown(report: Report, *, width: int = 80, colour: bool = False) ->
         f"{_text(verdict_sentence(report))}<br><sub>{_text(facts_of(report))}</sub>",
         *_tables(report),
         *_comparison(report),
+        *_beside_reference(report),
         *_coverage(report),
     ]
     text = ""
@@ -119,6 +122,12 @@ def _comparison(report: Report) -> Iterator[str]:
             lines = [f"- {_code(remembered(known))}" for known in told[:LISTED_UP_TO]]
             lines += [f"- and {len(told) - LISTED_UP_TO} more"] if len(told) > LISTED_UP_TO else []
             yield _folded(f"{len(told)} of the baseline {name} {what}", "\n".join(lines))
+
+
+def _beside_reference(report: Report) -> Iterator[str]:
+    if report.reference is not None:
+        lines = [f"- {_text(shortened(line, MESSAGE_CHARACTERS))}" for line in reference_lines(report.reference)]
+        yield _folded(_text(shortened(reference_title(report.reference), MESSAGE_CHARACTERS)), "\n".join(lines))
 
 
 def _coverage(report: Report) -> Iterator[str]:

@@ -18,6 +18,8 @@ from glassblock.reports.wording import (
     layers_of,
     located_message,
     question_sentence,
+    reference_lines,
+    reference_title,
     remembered,
     unasked,
     undecided,
@@ -46,6 +48,10 @@ def _sections(report: Report, width: int) -> Iterator[RenderableType]:
         yield _finding_group(group)
     if report.comparison is not None:
         yield from _comparison(report.comparison)
+    if report.reference is not None:
+        yield Text()
+        yield Text(reference_title(report.reference), "bold", overflow="fold")
+        yield from (Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in reference_lines(report.reference))
     table = layer_table(report.layers, width=width)
     if table is not None:
         yield Text()

@@ -5,13 +5,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from glassblock.reports.ranges import layer_ranges
-from glassblock.wire.audits import Coverage, Finding, KnownFinding, Level, Report
+from glassblock.wire.audits import Coverage, Finding, KnownFinding, Level, ReferenceSummary, Relation, Report
 from glassblock.wire.printable import printable
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 """The worst first."""
 
 EVIDENCE_CHARACTERS = 400
+REFERENCE_UP_TO = 8
+"""Differences from a reference told one by one."""
+
+RELATIONS: Mapping[Relation, str] = {
+    "identical": "identical",
+    "form": "differs in form only",
+    "function": "differs in function",
+    "fine-tune": "fine-tune of one another",
+    "other-model": "another model",
+    "unanswered": "not answered",
+}
 GROUP_UP_TO = 3
 """Values of a group of evidence that still go into the line."""
 
@@ -78,6 +89,31 @@ def located_message(finding: Finding) -> str:
     """The message, with its layer in front where it does not begin with one."""
     place, message = place_of(finding), printable(finding.message)
     return message if not place or message.startswith(place) else f"{place}: {message}"
+
+
+def reference_lines(reference: ReferenceSummary) -> Iterator[str]:
+    """What a comparison with another checkpoint showed, a line each."""
+    yield printable(f"{reference.same:,} of {reference.mapped:,} mapped tensors are equal")
+    for form in reference.form:
+        example = f" ({form.examples[0]})" if form.examples else ""
+        yield printable(f"form only: {form.tensors:,} {form.kind}: {form.words}{example}")
+    for found in reference.function[:REFERENCE_UP_TO]:
+        place = "" if found.layer is None else f"layer {found.layer}: "
+        names = ", ".join(found.tensors[:2]) + (f" and {len(found.tensors) - 2} more" if len(found.tensors) > 2 else "")
+        yield printable(f"function: {place}{names}: {found.words}")
+    if len(reference.function) > REFERENCE_UP_TO:
+        yield f"and {len(reference.function) - REFERENCE_UP_TO:,} more differences; the JSON report lists all"
+    for where, names in (("here", reference.unmatched), ("in the reference", reference.unmatched_there)):
+        if names:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            yield printable(f"only {where}: {', '.join(names[:3])}{more}")
+    if reference.unread:
+        yield printable(f"not read: {reference.unread[0]}" + (" and others" if len(reference.unread) > 1 else ""))
+
+
+def reference_title(reference: ReferenceSummary) -> str:
+    """The relation in a line."""
+    return printable(f"beside {reference.checkpoint}: {RELATIONS[reference.relation]}. {reference.words}")
 
 
 def remembered(known: KnownFinding) -> str:

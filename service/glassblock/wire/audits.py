@@ -1,14 +1,18 @@
 """`/v1/audits`: the job, and the versioned report it ends with."""
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
-from glassblock.wire.values import SCHEMA_VERSION, Answer, Flag, Request
+from glassblock.wire.values import SCHEMA_VERSION, Answer, FamilyName, FamilyRow, Flag, Request
 
 Level = Literal["error", "warning", "note"]
 Certainty = Literal["proved", "statistical", "conflict", "risk"]
 Verdict = Literal["pass", "fail", "inconclusive"]
+Relation = Literal["identical", "form", "function", "fine-tune", "other-model", "unanswered"]
+"""What a checkpoint is to a reference: equal; equal but for names, layout and rounding; the same model with other
+numbers in places, or in all of them; another model; or it could not be told."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
@@ -18,11 +22,29 @@ class AuditRequest(Request):
     """Audit a checkpoint, with every rule or with those named."""
 
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096, description="path under a root")]
-    family: Annotated[str | None, Field(description="row of the family table, when no config names one")] = None
+    family: FamilyName = None
+    family_row: FamilyRow = None
     against: Annotated[dict[str, Any] | None, Field(description="another engine's config, as an object")] = None
     against_name: Annotated[str, Field(max_length=8192, description="what to call that config")] = "against"
     rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="all rules when left out")] = None
     certify: Annotated[Flag, Field(description="compute the certified bound of every tensor, not of suspects")] = False
+    hash: Annotated[
+        Literal["fast", "sha256", "none"],
+        Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
+    ] = "fast"
+    reference: Annotated[
+        str | None,
+        Field(min_length=1, max_length=4096, description="another checkpoint to compare every tensor with"),
+    ] = None
+    captures: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="tensors captured in an engine, to explain layer by layer: a safetensors file or a folder of "
+            "them under a root",
+        ),
+    ] = None
 
 
 class Progress(Answer):
@@ -41,6 +63,15 @@ class Fix(Answer):
     tensors: tuple[str, ...] = ()
 
 
+class Location(Answer):
+    """Where the bytes of one tensor lie; a tensor that lies in several files has several."""
+
+    tensor: str
+    file: str
+    byte_offset: Annotated[int, Field(description="first byte, from the start of the file")]
+    byte_length: int
+
+
 class Finding(Answer):
     """One mistake, where it is, how sure that is, and the repair."""
 
@@ -55,6 +86,8 @@ class Finding(Answer):
     message: str
     evidence: dict[str, Any] = Field(default_factory=dict)
     fix: Fix | None = None
+    locations: Annotated[tuple[Location, ...], Field(description="of its tensors, where they are in a file")] = ()
+    known: Annotated[bool, Field(description="accepted by a baseline: it fails no pipeline")] = False
 
 
 class Undecidable(Answer):
@@ -99,6 +132,89 @@ class AuditedCheckpoint(Answer):
     bytes: int
 
 
+class KnownFinding(Answer):
+    """A finding as a baseline remembers it: by what it is, not by the words and numbers that told it."""
+
+    rule: str
+    level: Level
+    layer: int | None = None
+    expert: int | None = None
+    tensors: tuple[str, ...] = ()
+    file: str | None = None
+
+
+class Comparison(Answer):
+    """What became of a baseline's findings that this report does not have."""
+
+    baseline: Annotated[str, Field(description="what the baseline is called")]
+    fixed: Annotated[tuple[KnownFinding, ...], Field(description="looked for again, and gone")] = ()
+    unseen: Annotated[tuple[KnownFinding, ...], Field(description="not looked for this time")] = ()
+
+
+class FormDifference(Answer):
+    """Tensors that lie otherwise than in the reference and mean the same."""
+
+    kind: str
+    words: str
+    tensors: Annotated[int, Field(description="how many tensors, or parts of them")]
+    examples: tuple[str, ...] = ()
+
+
+class FunctionDifference(Answer):
+    """Tensors that make the model compute something else than the reference."""
+
+    kind: str
+    words: str
+    layer: int | None = None
+    expert: int | Literal["shared"] | None = None
+    tensors: tuple[str, ...] = ()
+    counterparts: Annotated[tuple[str, ...], Field(description="their names in the reference")] = ()
+    relative_difference: Annotated[float | None, Field(description="|here - there| / |there|")] = None
+    cosine: float | None = None
+
+
+class LayerCosine(Answer):
+    """How near a layer is to its counterpart."""
+
+    layer: int
+    least: Annotated[float, Field(description="least cosine of its matrices with their counterparts")]
+
+
+class ReferenceSummary(Answer):
+    """What a comparison with another checkpoint showed."""
+
+    checkpoint: Annotated[str, Field(description="what the reference is called")]
+    family: str | None = None
+    relation: Relation
+    words: Annotated[str, Field(description="the relation in a sentence")]
+    mapped: Annotated[int, Field(description="tensors, or parts of fused ones, that have a counterpart")]
+    same: Annotated[int, Field(description="how many of these are equal, whatever they are called")]
+    form: tuple[FormDifference, ...] = ()
+    function: tuple[FunctionDifference, ...] = ()
+    unmatched: Annotated[tuple[str, ...], Field(description="tensors here without a counterpart")] = ()
+    unmatched_there: Annotated[tuple[str, ...], Field(description="tensors there without one")] = ()
+    unread: Annotated[tuple[str, ...], Field(description="what could not be read, and why")] = ()
+    profile: Annotated[tuple[LayerCosine, ...], Field(description="where numbers differ")] = ()
+
+
+class CapturedLayer(Answer):
+    """What captured tensors say of one layer."""
+
+    layer: int
+    verdict: Annotated[
+        str, Field(description="as-declared, explained, indistinguishable, unexplained, or unanswered: not comparable")
+    ]
+    message: str
+
+
+class CaptureSummary(Answer):
+    """What captured tensors showed, layer by layer."""
+
+    captures: Annotated[str, Field(description="what they are called")]
+    first_departure: Annotated[int | None, Field(description="the first layer that is not as declared")] = None
+    layers: tuple[CapturedLayer, ...] = ()
+
+
 class Report(Answer):
     """The audit's result. `schema_version` changes when a reader would have to."""
 
@@ -109,6 +225,11 @@ class Report(Answer):
     findings: tuple[Finding, ...]
     coverage: tuple[Coverage, ...]
     layers: tuple[LayerMetrics, ...]
+    comparison: Annotated[Comparison | None, Field(description="with a baseline, where one was given")] = None
+    reference: Annotated[ReferenceSummary | None, Field(description="with another checkpoint, where one was given")] = (
+        None
+    )
+    captures: Annotated[CaptureSummary | None, Field(description="with captured tensors, where some were given")] = None
 
 
 class Audit(Answer):
@@ -120,9 +241,39 @@ class Audit(Answer):
     progress: Progress
     report: Report | None = None
     problem: Annotated[dict[str, Any] | None, Field(description="problem document, when it failed")] = None
+    created: datetime | None = None
+    started: Annotated[datetime | None, Field(description="when the last attempt started")] = None
+    ended: datetime | None = None
+    attempts: Annotated[int, Field(description="how often it was taken up")] = 0
+
+
+class AuditQuery(Request):
+    """Which audits to list, and how many at once. Travels in the query of the URL."""
+
+    state: JobState | None = None
+    checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096, description="of this checkpoint only")] = (
+        None
+    )
+    since: Annotated[AwareDatetime | None, Field(description="created at this time or later, with its zone")] = None
+    limit: Annotated[int, Field(ge=1, le=500, description="how many at most")] = 50
+    cursor: Annotated[
+        str | None, Field(pattern=r"^[0-9]{1,18}$", description="`next` of the page before, to go on from there")
+    ] = None
 
 
 class AuditList(Answer):
     """Jobs of this service, the newest first, without their reports."""
 
     audits: tuple[Audit, ...]
+    next: Annotated[str | None, Field(description="`cursor` of the next page; null on the last")] = None
+
+
+class AuditEvent(Answer):
+    """Something that happened to an audit. Ids of one audit increase."""
+
+    id: int
+    kind: Literal["state", "progress"]
+    at: datetime
+    state: JobState
+    progress: Progress
+    attempts: int = 0

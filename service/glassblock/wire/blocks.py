@@ -8,14 +8,20 @@ from glassblock.wire.values import (
     Answer,
     BytesRead,
     ComputeDtype,
+    FamilyName,
+    FamilyRow,
     Flag,
     Nested,
     PlacementName,
     Real,
     Request,
+    RunStage,
     Sample,
     Sourced,
     Stage,
+    Text,
+    TokenIds,
+    TowerName,
     Whole,
 )
 
@@ -47,15 +53,34 @@ class Overrides(Request):
     dtype: Annotated[ComputeDtype | None, Field(description="run every step in this type, as an engine would")] = None
 
 
+BlockPart = Literal["ffn", "attention", "layer"]
+
+
 class BlockRunRequest(Request):
-    """Run layer `layer`'s feed-forward block on `x`, or on sampled embedding rows."""
+    """Run a part of layer `layer` on `x`, on sampled embedding rows, or on what a text makes of it."""
 
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096, description="path under a root")]
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    tower: TowerName = None
     layer: Whole
-    part: Literal["ffn"] = "ffn"
-    x: Annotated[Nested | None, Field(description="residual stream, [..., d_model]; or the tensor `x`")] = None
+    part: Annotated[
+        BlockPart,
+        Field(description="the feed-forward block; attention, of whole sequences; or the layer, attention first"),
+    ] = "ffn"
+    expert: Annotated[
+        Whole | Literal["shared"] | None, Field(description="one network of a mixture alone, for every row of x")
+    ] = None
+    x: Annotated[
+        Nested | None,
+        Field(description="what enters the part, [..., d_model], for attention [..., tokens, d_model]; or a tensor"),
+    ] = None
     sample: Sample | None = None
-    capture: Annotated[tuple[Stage, ...], Field(description="stages to answer for")] = ALL_STAGES
+    token_ids: TokenIds = None
+    text: Text = None
+    capture: Annotated[
+        tuple[RunStage, ...] | None, Field(description="stages to answer for; all that the part has when left out")
+    ] = None
     overrides: Overrides = Overrides()
     return_tensors: Annotated[Flag, Field(description="send the captured tensors themselves")] = False
     dtype: Annotated[
@@ -87,9 +112,9 @@ class BlockRunAnswer(Answer):
     device: str
     compute_dtype: str
     placement: PlacementName
-    activation: Sourced
+    activation: Annotated[Sourced | None, Field(description="null where no network was run")]
     eps: Annotated[dict[str, Sourced], Field(description="epsilon per norm of the branch")]
-    stages: dict[Stage, StageStatistics]
+    stages: dict[RunStage, StageStatistics]
     recombination_error: Annotated[
         float | None,
         Field(description="output recomputed from x and hidden: max |difference| / max |reference|"),
@@ -97,10 +122,13 @@ class BlockRunAnswer(Answer):
     recombination: Annotated[
         dict[Stage, float], Field(description="the same from the activated stage on, each from those before it")
     ]
-    parameters: Annotated[int, Field(description="of the feed-forward block as run")]
-    hidden_elements: Annotated[int, Field(description="elements of the hidden stage as run")]
+    parameters: Annotated[
+        int, Field(description="of the part as run; of a mixture those of the experts that any row chose")
+    ]
+    hidden_elements: Annotated[int, Field(description="elements of the hidden stage as run, over all experts")]
+    token_ids: Annotated[Nested | None, Field(description="of the text that was run, where one was")] = None
     read: BytesRead
     notes: tuple[str, ...] = ()
     tensors: Annotated[
-        dict[Stage, Nested] | None, Field(description="when asked for; in a safetensors answer, the body's own")
+        dict[RunStage, Nested] | None, Field(description="when asked for; in a safetensors answer, the body's own")
     ] = None

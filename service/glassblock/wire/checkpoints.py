@@ -50,6 +50,16 @@ class CheckpointList(Answer):
     checkpoints: tuple[CheckpointSummary, ...]
 
 
+class FamilyFit(Answer):
+    """How a family fits the tensors, by the names and shapes of the first and last layer."""
+
+    family: str
+    fits: bool
+    missing: Annotated[tuple[str, ...], Field(description="names that the family has and the files have not")]
+    unexpected: Annotated[tuple[str, ...], Field(description="networks and norms that the family has not")]
+    why: str
+
+
 class CheckpointDetail(Answer):
     """Told from headers and configs alone: no tensor is read."""
 
@@ -68,6 +78,9 @@ class CheckpointDetail(Answer):
     eps: tuple[DeclaredEps, ...]
     residency: Residency | None
     faults: tuple[Fault, ...]
+    fits: Annotated[
+        tuple[FamilyFit, ...], Field(description="where the family is unknown, or not that of the tensors")
+    ] = ()
     notes: tuple[str, ...] = ()
 
 

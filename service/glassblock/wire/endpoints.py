@@ -5,18 +5,25 @@ neither has more nor less.
 """
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from glassblock.wire.audits import Audit, AuditList, AuditRequest, Report
+from glassblock.wire.audits import Audit, AuditEvent, AuditList, AuditQuery, AuditRequest, Report
 from glassblock.wire.blocks import BlockRunAnswer, BlockRunRequest
 from glassblock.wire.budgets import BudgetAnswer, BudgetRequest
 from glassblock.wire.checkpoints import CheckpointDetail, CheckpointList, Residency, ResidencyRequest
+from glassblock.wire.explain import CAPTURED_STAGES, ExplainAnswer, ExplainRequest, stage_of
+from glassblock.wire.jacobians import JacobiansAnswer, JacobiansRequest
+from glassblock.wire.keys import Scope
+from glassblock.wire.likelihoods import LikelihoodAnswer, LikelihoodRequest
 from glassblock.wire.norms import (
     NormStatisticsAnswer,
     NormStatisticsRequest,
     ResidualCompareAnswer,
     ResidualCompareRequest,
 )
+from glassblock.wire.plans import PlanAnswer, PlanRequest
+from glassblock.wire.repairs import RepairAnswer, RepairRequest
+from glassblock.wire.selftests import SelftestAnswer, SelftestRequest
 from glassblock.wire.tables import Capabilities, FamilyList, Health, RuleList
 from glassblock.wire.values import Answer, Request
 
@@ -28,6 +35,12 @@ class Nothing(Request):
     """The request of an endpoint that is asked by its path alone."""
 
 
+class Text(Answer):
+    """The answer of an endpoint that sends plain text."""
+
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Generic[RequestT, AnswerT]):
     """One operation over HTTP.
@@ -35,8 +48,14 @@ class Endpoint(Generic[RequestT, AnswerT]):
     Attributes:
         name: What the service's operation and the client's method are called.
         tensors_in: Names of the tensors a safetensors request may carry.
+        layered: Whether these names may stand under `layers.{i}.`.
         tensors_out: Whether the answer may be asked for as safetensors.
         status: HTTP status of success.
+        headers: Names of request headers that say something to this endpoint alone.
+        media_type: What an answer is sent as that is no JSON message; `answer` then says what it holds.
+        scope: What a key must allow, where that is not what the method says; "open" asks for no key.
+
+    The request of a GET travels in the query of the URL, one parameter for each field.
     """
 
     name: str
@@ -46,12 +65,33 @@ class Endpoint(Generic[RequestT, AnswerT]):
     answer: type[AnswerT]
     summary: str
     tensors_in: tuple[str, ...] = ()
+    layered: bool = False
     tensors_out: bool = False
     status: int = 200
+    headers: tuple[str, ...] = ()
+    media_type: str | None = None
+    scope: Scope | Literal["open"] | None = None
+
+    def reads_tensor(self, name: str) -> bool:
+        """Whether a request may carry a tensor of this name."""
+        return (stage_of(name)[1] if self.layered else name) in self.tensors_in
+
+    @property
+    def needs(self) -> Scope | None:
+        """What a key must allow: to read for a GET, else to run. None: no key is asked for."""
+        if self.scope == "open":
+            return None
+        return self.scope or ("read" if self.method == "GET" else "run")
 
 
 LIVE = Endpoint(
-    name="live", method="GET", path="/health/live", request=Nothing, answer=Health, summary="The process answers."
+    name="live",
+    method="GET",
+    path="/health/live",
+    request=Nothing,
+    answer=Health,
+    scope="open",
+    summary="The process answers.",
 )
 READY = Endpoint(
     name="ready",
@@ -59,7 +99,17 @@ READY = Endpoint(
     path="/health/ready",
     request=Nothing,
     answer=Health,
+    scope="open",
     summary="The device is usable and every root readable.",
+)
+METRICS = Endpoint(
+    name="metrics",
+    method="GET",
+    path="/metrics",
+    request=Nothing,
+    answer=Text,
+    media_type="text/plain",
+    summary="Numbers for Prometheus.",
 )
 CAPABILITIES = Endpoint(
     name="capabilities",
@@ -83,6 +133,7 @@ PIN = Endpoint(
     path="/v1/checkpoints/{name}/residency",
     request=ResidencyRequest,
     answer=Residency,
+    scope="admin",
     summary="Hold a checkpoint's blocks on the device.",
 )
 EVICT = Endpoint(
@@ -91,6 +142,7 @@ EVICT = Endpoint(
     path="/v1/checkpoints/{name}/residency",
     request=Nothing,
     answer=Residency,
+    scope="admin",
     summary="Let a checkpoint's blocks go.",
 )
 CHECKPOINT = Endpoint(
@@ -110,6 +162,16 @@ RUN_BLOCK = Endpoint(
     tensors_in=("x",),
     tensors_out=True,
     summary="Run one block with its stages captured.",
+)
+EXPLAIN_BLOCK = Endpoint(
+    name="explain_block",
+    method="POST",
+    path="/v1/blocks/explain",
+    request=ExplainRequest,
+    answer=ExplainAnswer,
+    tensors_in=CAPTURED_STAGES,
+    layered=True,
+    summary="Name the mistake that explains tensors captured elsewhere.",
 )
 NORM_STATISTICS = Endpoint(
     name="norm_statistics",
@@ -131,6 +193,24 @@ COMPARE_RESIDUALS = Endpoint(
     tensors_out=True,
     summary="The same sublayer wired pre-, post- and sandwich-norm.",
 )
+JACOBIANS = Endpoint(
+    name="jacobians",
+    method="POST",
+    path="/v1/jacobians",
+    request=JacobiansRequest,
+    answer=JacobiansAnswer,
+    tensors_in=("x",),
+    tensors_out=True,
+    summary="Norms of Jacobians per layer and token, each with how it was had.",
+)
+LIKELIHOODS = Endpoint(
+    name="likelihoods",
+    method="POST",
+    path="/v1/likelihoods",
+    request=LikelihoodRequest,
+    answer=LikelihoodAnswer,
+    summary="How likely a checkpoint finds a text, token by token.",
+)
 BUDGETS = Endpoint(
     name="budgets",
     method="POST",
@@ -139,6 +219,14 @@ BUDGETS = Endpoint(
     answer=BudgetAnswer,
     summary="Parameters, activations and FLOPs, counted.",
 )
+PLAN = Endpoint(
+    name="plan",
+    method="POST",
+    path="/v1/plan",
+    request=PlanRequest,
+    answer=PlanAnswer,
+    summary="What a request would read, hold and compute, without doing it.",
+)
 START_AUDIT = Endpoint(
     name="start_audit",
     method="POST",
@@ -146,15 +234,26 @@ START_AUDIT = Endpoint(
     request=AuditRequest,
     answer=Audit,
     status=202,
-    summary="Start an audit.",
+    headers=("Idempotency-Key",),
+    summary="Start an audit. The same Idempotency-Key with the same request is the same audit.",
 )
 AUDITS = Endpoint(
     name="audits",
     method="GET",
     path="/v1/audits",
-    request=Nothing,
+    request=AuditQuery,
     answer=AuditList,
-    summary="The audits of this service.",
+    summary="The audits of this service, a page at a time.",
+)
+AUDIT_EVENTS = Endpoint(
+    name="audit_events",
+    method="GET",
+    path="/v1/audits/{id}/events",
+    request=Nothing,
+    answer=AuditEvent,
+    headers=("Last-Event-ID",),
+    media_type="text/event-stream",
+    summary="What happens to an audit, as Server-Sent Events; ends when the audit does.",
 )
 AUDIT_REPORT = Endpoint(
     name="audit_report",
@@ -180,6 +279,22 @@ CANCEL_AUDIT = Endpoint(
     answer=Audit,
     summary="Cancel an audit that has not ended.",
 )
+REPAIR = Endpoint(
+    name="repair",
+    method="POST",
+    path="/v1/repairs",
+    request=RepairRequest,
+    answer=RepairAnswer,
+    summary="Repair a checkpoint into a new directory, or say what would be done.",
+)
+SELFTEST = Endpoint(
+    name="selftest",
+    method="POST",
+    path="/v1/selftests",
+    request=SelftestRequest,
+    answer=SelftestAnswer,
+    summary="Plant each mistake in a checkpoint, in memory, and say what an audit finds.",
+)
 RULES = Endpoint(
     name="rules", method="GET", path="/v1/rules", request=Nothing, answer=RuleList, summary="The rules, explained."
 )
@@ -195,20 +310,28 @@ FAMILIES = Endpoint(
 ENDPOINTS: tuple[Endpoint[Request, Answer], ...] = (  # pyright: ignore[reportAssignmentType]
     LIVE,
     READY,
+    METRICS,
     CAPABILITIES,
     CHECKPOINTS,
     PIN,
     EVICT,
     CHECKPOINT,
     RUN_BLOCK,
+    EXPLAIN_BLOCK,
     NORM_STATISTICS,
     COMPARE_RESIDUALS,
+    JACOBIANS,
+    LIKELIHOODS,
     BUDGETS,
+    PLAN,
     START_AUDIT,
     AUDITS,
+    AUDIT_EVENTS,
     AUDIT_REPORT,
     AUDIT,
     CANCEL_AUDIT,
+    REPAIR,
+    SELFTEST,
     RULES,
     FAMILIES,
 )

@@ -11,6 +11,9 @@ Verdict = Literal["as-declared", "explained", "indistinguishable", "unexplained"
 
 CAPTURED_STAGES: tuple[Stage, ...] = get_args(Stage)
 
+_LAYER_FILE = re.compile(r"(?:.*[^0-9A-Za-z])?layers?[ ._-]?(\d{1,7})", re.IGNORECASE)
+"""`layer_07.safetensors`, `layers.7.safetensors`, `run3-layer7.safetensors`."""
+
 _LAYERED = re.compile(r"layers\.(0|[1-9]\d{0,6})\.(.+)", re.DOTALL)
 
 
@@ -18,6 +21,12 @@ def stage_of(name: str) -> tuple[int | None, str]:
     """Layer and stage of a captured tensor's name: `layers.7.gate` is (7, "gate"), `gate` is (None, "gate")."""
     layered = _LAYERED.fullmatch(name)
     return (None, name) if layered is None else (int(layered[1]), layered[2])
+
+
+def layer_of_file(stem: str) -> int | None:
+    """The layer that a file of captures is of, by its name without the suffix; None where it does not say."""
+    named = _LAYER_FILE.fullmatch(stem)
+    return None if named is None else int(named[1])
 
 
 class ExplainRequest(Request):

@@ -17,7 +17,7 @@ from glassblock.wire.values import (
     Whole,
 )
 
-JacobianPart = Literal["norm", "ffn", "branch", "block", "attention", "layer"]
+JacobianPart = Literal["norm", "ffn", "branch", "block", "attention", "mixture", "layer"]
 JacobianNorm = Literal["frobenius", "spectral", "trace", "radial_gain", "smallest", "condition_number"]
 Certificate = Literal["probabilistic", "certain"]
 
@@ -33,9 +33,17 @@ class JacobiansRequest(Request):
         JacobianPart,
         Field(
             description="norm: the norm of the FFN's branch alone, by x; ffn: the network alone, by what it reads; "
-            "branch: the network with its norms, by x; block: with the residual add"
+            "branch: the network with its norms, by x; block: with the residual add; attention: its branch, tokens "
+            "coupled; mixture: the block around a mixture of experts, its router differentiated; layer: the whole layer"
         ),
     ] = "block"
+    expert: Annotated[
+        Whole | Literal["shared"] | None,
+        Field(
+            description="of a mixture: this network alone, in the place of the mixture, at every token. Without, each "
+            "expert at the tokens that go to it, and the shared network at all"
+        ),
+    ] = None
     placement: Annotated[
         PlacementName | tuple[PlacementName, ...] | None,
         Field(description="the same weights with the norm elsewhere; several stand side by side"),
@@ -46,7 +54,12 @@ class JacobiansRequest(Request):
     ] = None
     token_ids: Annotated[
         tuple[Whole, ...] | None,
-        Field(min_length=1, max_length=65_536, description="their embedding rows as x, for every layer"),
+        Field(
+            min_length=1,
+            max_length=65_536,
+            description="their embedding rows as x, for every layer; of attention, a mixture and a whole layer, what "
+            "the text is when it enters that layer",
+        ),
     ] = None
     sample: Sample | None = None
     norms: Annotated[tuple[JacobianNorm, ...], Field(min_length=1, description="which numbers are wanted")] = (
@@ -65,12 +78,23 @@ class JacobiansRequest(Request):
     seed: Annotated[Whole, Field(ge=0, le=2**62, description="of starts, probes and the self-check's directions")] = 0
     vectors: Annotated[Flag, Field(description="also the top singular vectors of every token, as tensors")] = False
     depth: Annotated[
-        Flag, Field(description="also the curves of the chain of these layers' feed-forward blocks, attention left out")
+        Flag,
+        Field(
+            description="also the curves of the chain of these layers' feed-forward blocks, attention left out; with "
+            "the part `layer`, of the whole layers"
+        ),
     ] = False
-    probes: Annotated[Whole, Field(ge=2, le=4096, description="random vectors behind an estimate")] = 16
+    probes: Annotated[
+        Whole,
+        Field(
+            ge=2,
+            le=4096,
+            description="random vectors behind an estimate; as many as J has rows give the Frobenius norm exactly",
+        ),
+    ] = 16
     input_positions: Annotated[
         tuple[Whole, ...] | None,
-        Field(description="of a part that couples tokens: by which positions of x it is differentiated"),
+        Field(description="of attention, a mixture, a layer: by which positions of x it is differentiated"),
     ] = None
     output_positions: Annotated[
         tuple[Whole, ...] | None, Field(description="likewise: which positions of the result are differentiated")
@@ -167,10 +191,17 @@ class WholeJacobian(Answer):
 
 
 class LayerJacobians(Answer):
-    """One layer in one placement: every token, and how the numbers were had."""
+    """One layer in one placement, or one network of a mixture: every token, and how the numbers were had."""
 
     layer: int
     placement: PlacementName
+    expert: Annotated[
+        int | Literal["shared"] | None, Field(description="of a mixture: which network stands in its place")
+    ] = None
+    rows: Annotated[tuple[int, ...] | None, Field(description="which rows of x the tokens are, where not all")] = None
+    weights: Annotated[
+        tuple[float, ...] | None, Field(description="by which the mixture multiplies this network at each token")
+    ] = None
     eps: dict[str, Sourced]
     tokens: tuple[TokenJacobian, ...]
     method: Annotated[str, Field(description="of the exact norms: gram, pushes, closed form; none: not asked for")]
@@ -182,7 +213,7 @@ class LayerJacobians(Answer):
     redone: Annotated[tuple[int, ...], Field(description="tokens of which some number was done again in float64")]
     spectral: BracketProof | None = None
     condition: BracketProof | None = None
-    self_check: Annotated[SelfCheck | None, Field(description="null where `whole` has its own")] = None
+    self_check: SelfCheck | None = None
     whole: Annotated[WholeJacobian | None, Field(description="of a part that couples tokens")] = None
 
 
@@ -196,7 +227,7 @@ class DepthCurve(Answer):
 
 
 class Depth(Answer):
-    """The chain of the layers' blocks, from the first to the last asked for."""
+    """The chain of the layers, or of their blocks, from the first to the last asked for."""
 
     layers: tuple[int, ...]
     placement: PlacementName
@@ -217,7 +248,7 @@ class Depth(Answer):
 
 
 class JacobiansAnswer(Answer):
-    """Every layer asked for, in order; with several placements, each layer once for each of them."""
+    """Every layer asked for, in order; with several placements or experts, each layer once for each of them."""
 
     checkpoint: str
     part: JacobianPart

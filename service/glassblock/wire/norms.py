@@ -4,7 +4,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, BytesRead, Flag, Nested, Real, Request, Sample, Sourced, Tensorial, Whole
+from glassblock.wire.values import (
+    Answer,
+    BytesRead,
+    FamilyName,
+    FamilyRow,
+    Flag,
+    Nested,
+    Real,
+    Request,
+    Sample,
+    Sourced,
+    Tensorial,
+    Text,
+    TokenIds,
+    TowerName,
+    Whole,
+)
 
 NormRole = Literal["attn_in", "attn_out", "ffn_in", "ffn_out", "final"]
 
@@ -17,9 +33,14 @@ class NormStatisticsRequest(Request):
     gain: Annotated[Nested | None, Field(description="[d]; or the tensor `gain`; ones when absent")] = None
     offset: Annotated[Real, Field(allow_inf_nan=False, description="added to the gain")] = 0.0
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    tower: TowerName = None
     layer: Whole | None = None
     norm: Annotated[NormRole | None, Field(description="which norm of the checkpoint")] = None
     sample: Sample | None = None
+    token_ids: TokenIds = None
+    text: Text = None
     jacobian: Annotated[Flag, Field(description="also the dense Jacobians, up to a width of 128")] = False
 
 
@@ -84,6 +105,9 @@ class ResidualCompareRequest(Request):
     matrix: Annotated[Nested | None, Field(description="[d, d]: F(x) = matrix @ x; or the tensor `matrix`")] = None
     eps: Real | None = None
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    tower: TowerName = None
     layer: Whole | None = None
     sample: Sample | None = None
     dense_up_to: Annotated[Whole, Field(ge=0, le=512, description="widest d whose Jacobians are written out")] = 128

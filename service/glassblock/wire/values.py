@@ -10,8 +10,36 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = "1"
+SCHEMA_HEADER = "Glassblock-Schema"
+"""Header of every answer: the schema version of the service."""
 
 Stage = Literal["x", "normed", "gate", "up", "activated", "hidden", "down", "contribution", "output"]
+RunStage = Literal[
+    "x",
+    "attention_normed",
+    "attention_query",
+    "attention_key",
+    "attention_value",
+    "attention_attended",
+    "attention_projected",
+    "attention_contribution",
+    "middle",
+    "normed",
+    "gate",
+    "up",
+    "activated",
+    "hidden",
+    "router_logits",
+    "chosen",
+    "weights",
+    "routed",
+    "shared",
+    "down",
+    "contribution",
+    "output",
+]
+"""What a run may answer for: the nine of a feed-forward block, what a mixture has beside them, and attention's."""
+
 PlacementName = Literal["pre", "post", "sandwich", "parallel", "branch-output"]
 ComputeDtype = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -41,6 +69,27 @@ class Answer(BaseModel):
     """Base of what a service sends back."""
 
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="strings", frozen=True)
+
+
+FamilyName = Annotated[
+    str | None, Field(max_length=200, description="row of the family table, instead of what the config says")
+]
+FamilyRow = Annotated[
+    dict[str, Any] | None, Field(description="a row of your own, as docs/adding-a-family.md describes, instead of one")
+]
+TowerName = Annotated[
+    str | None, Field(max_length=200, description="another stack of layers in the files, such as `encoder`")
+]
+
+
+TokenIds = Annotated[
+    tuple[Whole, ...] | tuple[tuple[Whole, ...], ...] | None,
+    Field(description="a text as token ids from its first token, or several of one length; the layers below are run"),
+]
+Text = Annotated[
+    str | None,
+    Field(min_length=1, max_length=1_000_000, description="the same, tokenised with the checkpoint's tokenizer.json"),
+]
 
 
 class Sample(Request):

@@ -19,8 +19,8 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.hypotheses import Alternatives, Hypothesis
 from glassblock.numerics.nearness import EXCLUDES
 from glassblock.numerics.norms import Norm, norm_kind_named
-from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.numerics.rewiring import rewired
+from glassblock.numerics.wiring import Placement, Wiring
 from record import ROOT, Promise, publish, table
 from safetensors import safe_open
 from torch import Tensor

@@ -210,9 +210,9 @@ def _noise(*experts: int) -> Callable[[Model], object]:
         for expert in experts:
             for part in ("w1", "w2", "w3"):
                 old = model.tensors[f"{_EXPERTS}{expert}.{part}.weight"]
-                model.tensors[f"{_EXPERTS}{expert}.{part}.weight"] = (
-                    torch.randn(old.shape, generator=draw) * 0.02
-                ).to(old.dtype)
+                model.tensors[f"{_EXPERTS}{expert}.{part}.weight"] = (torch.randn(old.shape, generator=draw) * 0.02).to(
+                    old.dtype
+                )
 
     return fill
 
@@ -311,9 +311,7 @@ def _file(edit: Callable[[Path], object]) -> Callable[[Model], object]:
 
 
 def _stale(index: dict[str, Any]) -> None:
-    index["weight_map"] = {
-        name: file.replace("of-00003", "of-00030") for name, file in index["weight_map"].items()
-    }
+    index["weight_map"] = {name: file.replace("of-00003", "of-00030") for name, file in index["weight_map"].items()}
 
 
 def _drop(*endings: str) -> Callable[[Model], object]:
@@ -398,121 +396,6 @@ _UNTRAINED = Expect("moe/experts-untrained", "warning", "statistical", (1,))
 _ROLE = Expect("norm/role", "warning", "statistical", (0, 1))
 _SHARD = Expect("index/missing-shard", "error", "proved")
 
-CASES: tuple[Case, ...] = (
-    Case("R1", "sound, and the order asked for is [up | gate]", ("fused",), _nothing,
-         Expect("ffn/fused-order", "error", "conflict"), against={"fused_order": "up_gate"}),
-    Case("R1", "halves of one layer exchanged", ("fused",), _swap_halves,
-         Expect("ffn/fused-order", "error", "statistical", (1,))),
-    Case("R1", "w1 and w3 of one expert exchanged", ("experts",), _expert_swap,
-         Expect("ffn/gate-up-swapped", "error", "statistical", (1,))),
-    Case("R2", "gate and up exchanged in one layer", BOTH, _swap, _SWAPPED),
-    Case("R2", "the same, beside the original", BOTH, _swap, _SHOWN, reference=True),
-    Case("R3", "1 added to gains that have it, beside the original", BOTH, _add_to_gains,
-         Expect("norm/offset", "error", "proved", (None, *range(30))), reference=True),
-    Case("R3", "the same, alone", BOTH, _add_to_gains,
-         Expect("norm/offset", "warning", "statistical", (None, *range(30)))),
-    Case("R4", "gains with +1 for an engine that adds it", ("gemma3",), _add_to_gains,
-         Expect("norm/offset", "error", "proved", (None, 0, 1)), reference=True),
-    Case("R4", "an engine that does not add 1", ("gemma3",), _nothing,
-         Expect("norm/offset", "error", "conflict"),
-         against={"normalization": "RMSNorm", "layernorm_zero_centered_gamma": False}),
-    Case("R5", "1e-6 for 1e-5", BOTH, _nothing, Expect("config/eps-conflict", "error", "conflict"),
-         against={"rms_norm_eps": 1e-6}),
-    Case("R7", "exact GELU for the tanh form", ("gemma3",), _nothing,
-         Expect("config/activation-conflict", "error", "conflict"),
-         against={"hidden_activation": "gelu"}, whole=True),
-    Case("R7", "the legacy key alone", ("gemma3",),
-         lambda model: (model.config.pop("hidden_activation", None), model.config.update(hidden_act="gelu")),
-         Expect("config/activation-conflict", "warning", "conflict")),
-    Case("R8", "a square q_proj transposed, beside the original", ("tiny-llama", "SmolLM2"),
-         _transpose("self_attn.q_proj.weight"), Expect("tensor/transposed", "error", "proved", (LAYER,)),
-         reference=True),
-    Case("R8", "a square down_proj transposed, beside the original", ("square",), _transpose("mlp.down_proj.weight"),
-         Expect("tensor/transposed", "error", "proved", (LAYER,)), reference=True),
-    Case("R8", "the same, alone", ("square",), _transpose("mlp.down_proj.weight"),
-         Expect("tensor/transposed", "warning", "statistical", (LAYER,))),
-    Case("R9", "all experts of a layer random", ("experts",), _noise(0, 1, 2, 3), _UNTRAINED),
-    Case("R9", "one expert random", ("experts",), _noise(2), _UNTRAINED),
-    Case("R10", "scales of gate_proj dropped", ("tiny-llama in FP8",), _no_scale,
-         every("quant/scale-missing", "error", "proved", 4)),
-    Case("R10", "scales of gate_proj dropped", ("SmolLM2 in FP8",), _no_scale,
-         every("quant/scale-missing", "error", "proved", 30)),
-    Case("R10", "scales under another suffix", ("tiny-llama in FP8",), _other_suffix,
-         every("quant/scale-missing", "error", "proved", 4)),
-    Case("R10", "cast to bfloat16 without their scales", FLOAT8, _unscaled,
-         Expect("quant/scale-unapplied", "warning", "statistical")),
-    Case("R11", "post-attention norm copied to the pre-FFN one", ("gemma3",), _same_norms, _ROLE),
-    Case("R11", "pre-FFN norm zero in all layers", ("gemma3",), _zero_norms, _ROLE),
-    Case("R11", "the two exchanged in one layer, beside the original", ("gemma3",), _swapped_norms,
-         Expect("norm/role", "error", "proved", (1,)), reference=True),
-    Case("R12", "one neuron 300 times as loud", BOTH, _loud,
-         Expect("range/fp16-overflow", "note", "risk", (LAYER,))),
-    Case("R12", "run in float16", ("SmolLM2",), _nothing, Expect("config/dtype-conflict", "error", "conflict"),
-         against={"torch_dtype": "float16"}, whole=True),
-    Case("R13", "tied, no head", BOTH, _head(tied=True, present=False), None),
-    Case("R13", "tied, an equal head", BOTH, _head(tied=True, present=True),
-         Expect("config/tied-head", "note", "proved")),
-    Case("R13", "tied, another head", BOTH, _head(tied=True, present=True, equal=False),
-         Expect("config/tied-head", "warning", "conflict")),
-    Case("R13", "untied, no head", BOTH, _head(tied=False, present=False),
-         Expect("config/tied-head", "error", "proved")),
-    Case("R13", "two flags", BOTH, _two_flags, Expect("config/tied-head", "warning", "conflict")),
-    Case("R14", "a name too many in the index", BOTH,
-         _sharded(plants.edit_index(lambda index: index["weight_map"].update({"mtp.x": plants.SHARDS[2]}))),
-         Expect("index/missing-tensor", "error", "proved")),
-    Case("R14", "a name too few", BOTH,
-         _sharded(plants.edit_index(lambda index: index["weight_map"].pop("model.norm.weight"))),
-         Expect("index/unlisted-tensor", "warning", "conflict")),
-    Case("R14", "a name in another shard", BOTH,
-         _sharded(plants.edit_index(
-             lambda index: index["weight_map"].update({"model.norm.weight": plants.SHARDS[0]}))),
-         Expect("index/wrong-shard", "error", "proved")),
-    Case("R14", "a shard deleted", BOTH, _sharded(lambda directory: (directory / plants.SHARDS[1]).unlink()), _SHARD),
-    Case("R14", "names of 30 shards where 3 are", BOTH, _sharded(plants.edit_index(_stale)), _SHARD),
-    Case("R15", "the last 10 bytes cut", BOTH, _file(lambda directory: _cut(directory, 10)),
-         Expect("container/truncated", "error", "proved", (None, 0, 1, 2, 3, 29))),
-    Case("R15", "8 bytes appended", BOTH, _file(lambda directory: _append(directory, bytes(8))),
-         Expect("container/trailing-bytes", "error", "proved")),
-    Case("R15", "two tensors share bytes", ("tiny-llama",), _file(plants.edit_header(lambda header: _overlap(header))),
-         Expect("container/overlap", "error", "proved", (None, *range(4)))),
-    Case("R15", "a header padded to 100,000 bytes", ("tiny-llama",), _file(lambda directory: _pad(directory)), None),
-    Case("R15", "a pointer in place of the data", BOTH,
-         _file(plants.replace_file(plants.SINGLE, b"version https://git-lfs.github.com/spec/v1\n")),
-         Expect("container/not-safetensors", "error", "proved")),
-    Case("R16", "all biases dropped", ("biases",), _drop("_proj.bias"), every("ffn/missing-bias", "error", "proved", 4)),
-    Case("R16", "biases of gate and up dropped", ("biases",), _drop("gate_proj.bias", "up_proj.bias"),
-         every("ffn/missing-bias", "error", "proved", 4)),
-    Case("R16", "an undeclared bias", BOTH, _undeclared(0.5),
-         Expect("ffn/undeclared-bias", "error", "proved", (LAYER,))),
-    Case("R16", "an undeclared bias of zeros", BOTH, _undeclared(0.0),
-         Expect("ffn/undeclared-bias", "note", "proved", (LAYER,))),
-    Case("R17", "a third of the tensors of shape (0,)", BOTH, _placeholders,
-         Expect("tensor/empty", "error", "proved")),
-    Case("R18", "blocks of 2 ranks", ("fused",), _ranks(2), Expect("ffn/fused-layout", "error", "statistical", (1,))),
-    Case("R18", "blocks of 4 ranks", ("fused",), _ranks(4), Expect("ffn/fused-layout", "error", "statistical", (1,))),
-    Case("R19", "an engine that clamps where the config does not", BOTH, _nothing,
-         Expect("config/activation-conflict", "error", "conflict"),
-         against={"swiglu_limit": 7.0}, whole=True),
-    Case("R20", "32 neurons of zeros, interleaved", BOTH, _padded(_interleaved, told=True), None),
-    Case("R20", "32 neurons of zeros at the end", BOTH, _padded(_at_the_end, told=True), None),
-    Case("R20", "the config not told", BOTH, _padded(_at_the_end, told=False),
-         Expect("config/shape", "note", "risk", tuple(range(30)))),
-    Case("R20", "a third of the width in the config", ("tiny-llama",), _set(intermediate_size=128),
-         Expect("config/shape", "error", "proved")),
-    Case("5", "an engine that runs LayerNorm", BOTH, _nothing, Expect("norm/kind-conflict", "error", "conflict"),
-         against={"normalization": "LayerNorm"}),
-    Case("8", "the last norm missing", BOTH, _drop("model.norm.weight"),
-         Expect("norm/final-missing", "error", "proved")),
-    Case("9", "gains of 1 + w in bfloat16", ("gemma3",), _in_bfloat16, Expect("norm/precision", "note", "risk")),
-    Case("17", "an expert missing", ("experts",), _no_expert, Expect("moe/experts-missing", "error", "proved", (1,))),
-    Case("17", "an expert twice", ("experts",), _copied_expert,
-         Expect("moe/experts-duplicated", "error", "proved", (1,))),
-    Case("17", "experts permuted with their router", ("experts",), _permuted_experts, None),
-    Case("19", "one NaN", BOTH, _nan, Expect("tensor/non-finite", "error", "proved", (LAYER,))),
-    Case("20", "ten rows of up zero", BOTH, _dead, Expect("ffn/dead-neurons", "note", "risk", (LAYER,))),
-    Case("20", "a down projection of zeros", BOTH, _zero, Expect("tensor/all-zero", "warning", "risk", (LAYER,))),
-)
-
 
 def _cut(directory: Path, count: int) -> None:
     path = directory / plants.SINGLE
@@ -535,3 +418,300 @@ def _pad(directory: Path) -> None:
     raw = path.read_bytes()
     was = int.from_bytes(raw[:8], "little")
     path.write_bytes((100_000).to_bytes(8, "little") + raw[8 : 8 + was].ljust(100_000) + raw[8 + was :])
+
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "R1",
+        "sound, and the order asked for is [up | gate]",
+        ("fused",),
+        _nothing,
+        Expect("ffn/fused-order", "error", "conflict"),
+        against={"fused_order": "up_gate"},
+    ),
+    Case(
+        "R1",
+        "halves of one layer exchanged",
+        ("fused",),
+        _swap_halves,
+        Expect("ffn/fused-order", "error", "statistical", (1,)),
+    ),
+    Case(
+        "R1",
+        "w1 and w3 of one expert exchanged",
+        ("experts",),
+        _expert_swap,
+        Expect("ffn/gate-up-swapped", "error", "statistical", (1,)),
+    ),
+    Case("R2", "gate and up exchanged in one layer", BOTH, _swap, _SWAPPED),
+    Case("R2", "the same, beside the original", BOTH, _swap, _SHOWN, reference=True),
+    Case(
+        "R3",
+        "1 added to gains that have it, beside the original",
+        BOTH,
+        _add_to_gains,
+        Expect("norm/offset", "error", "proved", (None, *range(30))),
+        reference=True,
+    ),
+    Case(
+        "R3",
+        "1 added to gains that the family adds it to, alone",
+        ("gemma3",),
+        _add_to_gains,
+        Expect("norm/offset", "warning", "statistical"),
+    ),
+    Case(
+        "R4",
+        "gains with +1 for an engine that adds it",
+        ("gemma3",),
+        _add_to_gains,
+        Expect("norm/offset", "error", "proved", (None, 0, 1)),
+        reference=True,
+    ),
+    Case(
+        "R4",
+        "an engine that does not add 1",
+        ("gemma3",),
+        _nothing,
+        Expect("norm/offset", "error", "conflict"),
+        against={"normalization": "RMSNorm", "layernorm_zero_centered_gamma": False},
+    ),
+    Case(
+        "R5",
+        "1e-6 for 1e-5",
+        BOTH,
+        _nothing,
+        Expect("config/eps-conflict", "error", "conflict"),
+        against={"rms_norm_eps": 1e-6},
+    ),
+    Case(
+        "R7",
+        "exact GELU for the tanh form",
+        ("gemma3",),
+        _nothing,
+        Expect("config/activation-conflict", "error", "conflict"),
+        against={"hidden_activation": "gelu"},
+        whole=True,
+    ),
+    Case(
+        "R7",
+        "the legacy key alone",
+        ("gemma3",),
+        lambda model: (model.config.pop("hidden_activation", None), model.config.update(hidden_act="gelu")),
+        Expect("config/activation-conflict", "warning", "conflict"),
+    ),
+    Case(
+        "R8",
+        "a square q_proj transposed, beside the original",
+        ("tiny-llama", "SmolLM2"),
+        _transpose("self_attn.q_proj.weight"),
+        Expect("tensor/transposed", "error", "proved", (LAYER,)),
+        reference=True,
+    ),
+    Case(
+        "R8",
+        "a square down_proj transposed, beside the original",
+        ("square",),
+        _transpose("mlp.down_proj.weight"),
+        Expect("tensor/transposed", "error", "proved", (LAYER,)),
+        reference=True,
+    ),
+    Case(
+        "R8",
+        "the same, alone",
+        ("square",),
+        _transpose("mlp.down_proj.weight"),
+        Expect("tensor/transposed", "warning", "statistical", (LAYER,)),
+    ),
+    Case("R9", "all experts of a layer random", ("experts",), _noise(0, 1, 2, 3), _UNTRAINED),
+    Case("R9", "one expert random", ("experts",), _noise(2), _UNTRAINED),
+    Case(
+        "R10",
+        "scales of gate_proj dropped",
+        ("tiny-llama in FP8",),
+        _no_scale,
+        every("quant/scale-missing", "error", "proved", 4),
+    ),
+    Case(
+        "R10",
+        "scales of gate_proj dropped",
+        ("SmolLM2 in FP8",),
+        _no_scale,
+        every("quant/scale-missing", "error", "proved", 30),
+    ),
+    Case(
+        "R10",
+        "scales under another suffix",
+        ("tiny-llama in FP8",),
+        _other_suffix,
+        every("quant/scale-missing", "error", "proved", 4),
+    ),
+    Case(
+        "R10",
+        "cast to bfloat16 without their scales",
+        FLOAT8,
+        _unscaled,
+        Expect("quant/scale-unapplied", "warning", "statistical"),
+    ),
+    Case("R11", "post-attention norm copied to the pre-FFN one", ("gemma3",), _same_norms, _ROLE),
+    Case(
+        "R11",
+        "pre-FFN norm zero in all layers",
+        ("gemma3",),
+        _zero_norms,
+        Expect("norm/role", "warning", "statistical"),
+    ),
+    Case(
+        "R11",
+        "the two exchanged in one layer, beside the original",
+        ("gemma3",),
+        _swapped_norms,
+        Expect("norm/role", "error", "proved", (1,)),
+        reference=True,
+    ),
+    Case("R12", "one neuron 300 times as loud", BOTH, _loud, Expect("range/fp16-overflow", "note", "risk", (LAYER,))),
+    Case(
+        "R12",
+        "run in float16",
+        ("SmolLM2",),
+        _nothing,
+        Expect("config/dtype-conflict", "error", "conflict"),
+        against={"torch_dtype": "float16"},
+        whole=True,
+    ),
+    Case("R13", "tied, no head", BOTH, _head(tied=True, present=False), None),
+    Case(
+        "R13", "tied, an equal head", BOTH, _head(tied=True, present=True), Expect("config/tied-head", "note", "proved")
+    ),
+    Case(
+        "R13",
+        "tied, another head",
+        BOTH,
+        _head(tied=True, present=True, equal=False),
+        Expect("config/tied-head", "warning", "conflict"),
+    ),
+    Case(
+        "R13", "untied, no head", BOTH, _head(tied=False, present=False), Expect("config/tied-head", "error", "proved")
+    ),
+    Case("R13", "two flags", BOTH, _two_flags, Expect("config/tied-head", "warning", "conflict")),
+    Case(
+        "R14",
+        "a name too many in the index",
+        BOTH,
+        _sharded(plants.edit_index(lambda index: index["weight_map"].update({"mtp.x": plants.SHARDS[2]}))),
+        Expect("index/missing-tensor", "error", "proved"),
+    ),
+    Case(
+        "R14",
+        "a name too few",
+        BOTH,
+        _sharded(plants.edit_index(lambda index: index["weight_map"].pop("model.norm.weight"))),
+        Expect("index/unlisted-tensor", "warning", "conflict"),
+    ),
+    Case(
+        "R14",
+        "a name in another shard",
+        BOTH,
+        _sharded(plants.edit_index(lambda index: index["weight_map"].update({"model.norm.weight": plants.SHARDS[0]}))),
+        Expect("index/wrong-shard", "error", "proved"),
+    ),
+    Case("R14", "a shard deleted", BOTH, _sharded(lambda directory: (directory / plants.SHARDS[1]).unlink()), _SHARD),
+    Case("R14", "names of 30 shards where 3 are", BOTH, _sharded(plants.edit_index(_stale)), _SHARD),
+    Case(
+        "R15",
+        "the last 10 bytes cut",
+        BOTH,
+        _file(lambda directory: _cut(directory, 10)),
+        Expect("container/truncated", "error", "proved", (None, 0, 1, 2, 3, 29)),
+    ),
+    Case(
+        "R15",
+        "8 bytes appended",
+        BOTH,
+        _file(lambda directory: _append(directory, bytes(8))),
+        Expect("container/trailing-bytes", "error", "proved"),
+    ),
+    Case(
+        "R15",
+        "two tensors share bytes",
+        ("tiny-llama",),
+        _file(plants.edit_header(_overlap)),
+        Expect("container/overlap", "error", "proved", (None, *range(4))),
+    ),
+    Case("R15", "a header padded to 100,000 bytes", ("tiny-llama",), _file(_pad), None),
+    Case(
+        "R15",
+        "a pointer in place of the data",
+        BOTH,
+        _file(plants.replace_file(plants.SINGLE, b"version https://git-lfs.github.com/spec/v1\n")),
+        Expect("container/not-safetensors", "error", "proved"),
+    ),
+    Case(
+        "R16", "all biases dropped", ("biases",), _drop("_proj.bias"), every("ffn/missing-bias", "error", "proved", 4)
+    ),
+    Case(
+        "R16",
+        "biases of gate and up dropped",
+        ("biases",),
+        _drop("gate_proj.bias", "up_proj.bias"),
+        every("ffn/missing-bias", "error", "proved", 4),
+    ),
+    Case(
+        "R16", "an undeclared bias", BOTH, _undeclared(0.5), Expect("ffn/undeclared-bias", "error", "proved", (LAYER,))
+    ),
+    Case(
+        "R16",
+        "an undeclared bias of zeros",
+        BOTH,
+        _undeclared(0.0),
+        Expect("ffn/undeclared-bias", "note", "proved", (LAYER,)),
+    ),
+    Case("R17", "a third of the tensors of shape (0,)", BOTH, _placeholders, Expect("tensor/empty", "error", "proved")),
+    Case("R18", "blocks of 2 ranks", ("fused",), _ranks(2), Expect("ffn/fused-layout", "error", "statistical", (1,))),
+    Case("R18", "blocks of 4 ranks", ("fused",), _ranks(4), Expect("ffn/fused-layout", "error", "statistical", (1,))),
+    Case(
+        "R19",
+        "an engine that clamps where the config does not",
+        BOTH,
+        _nothing,
+        Expect("config/activation-conflict", "error", "conflict"),
+        against={"swiglu_limit": 7.0},
+        whole=True,
+    ),
+    Case("R20", "32 neurons of zeros, interleaved", BOTH, _padded(_interleaved, told=True), None),
+    Case("R20", "32 neurons of zeros at the end", BOTH, _padded(_at_the_end, told=True), None),
+    Case(
+        "R20",
+        "the config not told",
+        BOTH,
+        _padded(_at_the_end, told=False),
+        Expect("config/shape", "note", "risk", tuple(range(30))),
+    ),
+    Case(
+        "R20",
+        "a third of the width in the config",
+        ("tiny-llama",),
+        _set(intermediate_size=128),
+        Expect("config/shape", "error", "proved"),
+    ),
+    Case(
+        "5",
+        "an engine that runs LayerNorm",
+        BOTH,
+        _nothing,
+        Expect("norm/kind-conflict", "error", "conflict"),
+        against={"normalization": "LayerNorm"},
+    ),
+    Case(
+        "8", "the last norm missing", BOTH, _drop("model.norm.weight"), Expect("norm/final-missing", "error", "proved")
+    ),
+    Case("9", "gains of 1 + w in bfloat16", ("gemma3",), _in_bfloat16, Expect("norm/precision", "note", "risk")),
+    Case("17", "an expert missing", ("experts",), _no_expert, Expect("moe/experts-missing", "error", "proved", (1,))),
+    Case(
+        "17", "an expert twice", ("experts",), _copied_expert, Expect("moe/experts-duplicated", "error", "proved", (1,))
+    ),
+    Case("17", "experts permuted with their router", ("experts",), _permuted_experts, None),
+    Case("19", "one NaN", BOTH, _nan, Expect("tensor/non-finite", "error", "proved", (LAYER,))),
+    Case("20", "ten rows of up zero", BOTH, _dead, Expect("ffn/dead-neurons", "note", "risk", (LAYER,))),
+    Case("20", "a down projection of zeros", BOTH, _zero, Expect("tensor/all-zero", "warning", "risk", (LAYER,))),
+)

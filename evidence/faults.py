@@ -55,7 +55,9 @@ def main() -> int:
     unplanted = RULES.keys() - plants.PLANTS.keys()
     planted_missed = [row for row in planted if row[-2:] != ("yes", "no")]
     promises = [
-        Promise("every fault is found, and named as it should be", f"{len(missed)} of {len(reported)} are not", not missed),
+        Promise(
+            "every fault is found, and named as it should be", f"{len(missed)} of {len(reported)} are not", not missed
+        ),
         Promise(
             "every plant is found by its rule at its level, and nothing else is",
             f"{len(planted_missed)} of {len(planted)} are not",
@@ -66,11 +68,15 @@ def main() -> int:
             f"{sum(row[-1] == 'yes' for row in captured)} of {len(captured)}",
             all(row[-1] == "yes" for row in captured),
         ),
-        Promise("healthy checkpoints of every family, and every model broken here, are silent", f"{alarms} findings", alarms == 0),
+        Promise(
+            "healthy checkpoints of every family, and every model broken here, are silent",
+            f"{alarms} findings",
+            alarms == 0,
+        ),
     ]
     says = (
-        "R1 to R21 are public reports, a number alone is a kind of fault that none of them stands for. Each is rebuilt on "
-        "a model trained for it (a tiny Llama, one with gate and up in one tensor, a mixture of four experts), on "
+        "R1 to R21 are public reports, a number alone is a kind of fault that none of them stands for. Each is rebuilt "
+        "on a model trained for it (a tiny Llama, one with gate and up in one tensor, a mixture of four experts), on "
         "SmolLM2-135M, or, where no trained one of that family is at hand, on random numbers under its names (gemma3). "
         "A case without a rule must be silent. Notes do not count as something else."
     )
@@ -86,9 +92,9 @@ def main() -> int:
         "these.\n",
         table(("report", "mistake of the engine", "dtype", "verdict", "right"), captured),
         "## Not rebuilt\n",
-        "R2's flat file without names, and R16's biases in another order than their weights: nothing in the files tells, "
-        f"and no reader of flat files is here. Rules without a plant: {', '.join(sorted(unplanted)) or 'none'}; they "
-        "need captured tensors.\n",
+        "R2's flat file without names, and R16's biases in another order than their weights: nothing in the files "
+        f"tells, and no reader of flat files is here. Rules without a plant: {', '.join(sorted(unplanted)) or 'none'}; "
+        "they need captured tensors.\n",
         "## Plants of the tests\n",
         table(("rule", "planted", "level", "found", "anything else"), planted),
     ]
@@ -163,7 +169,9 @@ def from_captures() -> Iterator[tuple[str, ...]]:
 
 
 def audited(rule: str, plant: Any, directory: Path) -> tuple[str, ...]:
-    reference = open_checkpoint(plant.healthy(directory.with_name(directory.name + "-before"))) if plant.reference else None
+    reference = (
+        open_checkpoint(plant.healthy(directory.with_name(directory.name + "-before"))) if plant.reference else None
+    )
     plant.break_(plant.healthy(directory))
     report = audit_checkpoint(
         directory, AuditQuestion(against=plant.against, against_name="other.json", reference=reference)

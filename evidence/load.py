@@ -29,7 +29,7 @@ from glassblock.operations.operations import Operations
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.blocks import BlockRunRequest
 from record import ROOT, Promise, publish, table
-from safetensors.numpy import save, save_file
+from safetensors.numpy import save
 
 CALLERS, HOSTILE = 64, 6
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
@@ -226,7 +226,7 @@ def throughput(folder: Path) -> tuple[float, float, float]:
     norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")
     tensors |= {f"model.{name}.weight": torch.ones(d) for name in norms}
     tensors["model.embed_tokens.weight"] = weight(vocabulary, d)
-    save_file({name: tensor.numpy() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    (directory / "model.safetensors").write_bytes(save({name: tensor.numpy() for name, tensor in tensors.items()}))
     config = {"model_type": "llama", "hidden_size": d, "intermediate_size": m, "num_hidden_layers": 1,
               "num_attention_heads": 12, "num_key_value_heads": 12, "vocab_size": vocabulary, "hidden_act": "silu",
               "rms_norm_eps": 1e-5, "tie_word_embeddings": True}  # fmt: skip
@@ -283,14 +283,15 @@ def main() -> int:
             f"blocks of {1e3 * work:.0f} ms keep 85 % of their throughput",
             f"{served / alone:.0%}",
             work >= 0.05 and served >= 0.85 * alone,
-        ),  # fmt: skip
+        ),
     ]
     rows: list[tuple[object, ...]] = [(kind, status, count) for (kind, status), count in sorted(load.statuses.items())]
     rows.append(("health", 200, len(load.health)))
     says = (
         f"{CALLERS} callers, {HOSTILE} of them hostile, {seconds:.0f} s, health at a median of"
         f" {1e3 * statistics.median(load.health):.1f} ms. Status 0 is a caller who hung up. Then {TIMED} runs of one"
-        f" block by 4 callers ({served:.1f} a second), and the same called in process one after the other ({alone:.1f})."
+        f" block by 4 callers ({served:.1f} a second), and the same called in process one after the other"
+        f" ({alone:.1f})."
     )
     return publish("Load", says, promises, [table(("requests", "status", "count"), rows)])
 

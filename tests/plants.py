@@ -617,6 +617,14 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             against={"layernorm_epsilon": 1e-5, "layernorm_zero_centered_gamma": True},
             certainty="conflict",
         ),
+        Plant(
+            "folded",
+            edit_tensors(lambda tensors: [tensors[name].add_(1) for name in tensors if "norm" in name]),
+            ("the family adds 1 to its gains", "the 1 may be in them already"),
+            family="gemma3",
+            level="warning",
+            certainty="statistical",
+        ),
     ),
     "tensor/transposed": (
         Plant(
@@ -771,6 +779,33 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             ("pre_feedforward_layernorm", "gemma3"),
             family="gemma3",
             layer=1,
+        ),
+        Plant(
+            "one twice",
+            edit_tensors(
+                lambda tensors: tensors.update(
+                    {
+                        "model.layers.1.pre_feedforward_layernorm.weight": tensors[
+                            "model.layers.1.post_attention_layernorm.weight"
+                        ].clone()
+                    }
+                )
+            ),
+            ("layer 1", "pre_feedforward_layernorm", "post_attention_layernorm", "byte for byte"),
+            family="gemma3",
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+        Plant(
+            "zeros in all layers",
+            edit_tensors(
+                lambda tensors: [tensors[name].zero_() for name in tensors if "pre_feedforward_layernorm" in name]
+            ),
+            ("pre_feedforward_layernorm", "every gain is 0 in all layers"),
+            family="gemma3",
+            level="warning",
+            certainty="statistical",
         ),
     ),
     "norm/final-missing": (Plant("gain", drop("model.norm.weight"), ("model.norm.weight",)),),

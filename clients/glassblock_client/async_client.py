@@ -696,7 +696,7 @@ class AsyncClient:
             ) as response:
                 landing = exchange.Landing(response.headers)
                 take = landing.add if feed is None or not exchange.is_stream(response.headers) else feed.add
-                async for chunk in response.aiter_bytes():
+                async for chunk in response.aiter_raw() if exchange.is_plain(response) else response.aiter_bytes():
                     take(chunk)
         return response, landing
 

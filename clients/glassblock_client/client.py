@@ -693,6 +693,7 @@ class Client:
         ):
             landing = exchange.Landing(response.headers)
             take = landing.add if feed is None or not exchange.is_stream(response.headers) else feed.add
-            for chunk in response.iter_bytes():
+            chunks = response.iter_raw() if exchange.is_plain(response) else response.iter_bytes()
+            for chunk in chunks:
                 take(chunk)
         return response, landing

@@ -233,6 +233,11 @@ def is_stream(headers: httpx.Headers) -> bool:
     return _media_type(headers) == EVENTS
 
 
+def is_plain(response: httpx.Response) -> bool:
+    """Whether a body is still to come, and comes as it is: no decoder has to look at it."""
+    return "Content-Encoding" not in response.headers and not response.is_stream_consumed
+
+
 def require_stream(call: Call[Any], status: int, headers: httpx.Headers, landing: Landing) -> None:
     """Raise what the service answered with in place of a stream of events, as `conclude` does."""
     if not is_stream(headers):

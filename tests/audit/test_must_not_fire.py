@@ -420,3 +420,20 @@ def test_the_usual_epsilons_in_float16(tmp_path: Path) -> None:
     for number, eps in enumerate((1e-5, 1e-6)):
         healthy_checkpoint("llama", tmp_path / str(number), config={"dtype": "float16", "rms_norm_eps": eps})
         assert audited(tmp_path / str(number)).findings == ()
+
+
+def test_large_gains_of_one_plus_w_beside_small_ones(tmp_path: Path) -> None:
+    """Means are far above 1, as in trained Gemmas; some gains are near 0 all the same."""
+
+    def enlarge(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if "norm" in name:
+                tensor[::2] += 5
+
+    assert edited("gemma3", tmp_path, enlarge).findings == ()
+
+
+def test_an_activation_under_two_names(tmp_path: Path) -> None:
+    healthy_checkpoint("gemma3", tmp_path)
+    edit_json("config.json", hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_tanh")(tmp_path)
+    assert audited(tmp_path).findings == ()

@@ -1,6 +1,8 @@
 """The rule table explains itself, and every fault that opening a checkpoint can tell has a rule to be told under."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -42,3 +44,11 @@ def test_the_certainty_fits_the_level() -> None:
             assert rule.certainty in {"risk", "proved"}
         if rule.certainty == "risk":
             assert rule.level != "error"
+
+
+def test_the_page_of_rules_is_that_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(root / "tools")])
+    rules_page = importlib.import_module("rules_page")
+    told = (root / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert told == rules_page.page().rstrip() + "\n", "run `python tools/rules_page.py`"

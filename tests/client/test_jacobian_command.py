@@ -300,3 +300,30 @@ def test_ctrl_c_ends_it_within_two_seconds_and_says_nothing_but_that(tmp_path: P
     assert time.monotonic() - asked < 2.0
     assert work.returncode == 130
     assert (out, told.strip()) == ("", "interrupted")
+
+
+def test_experts_are_listed_each_and_drawn_together(tmp_path: Path) -> None:
+    """The real service: a mixture's experts at their own tokens."""
+    model = tiny_checkpoint("mixtral", tmp_path / "mixtral")
+    result = invoke(None, "jacobian", model, "--layers", "0,1", "--sample", 6)
+    assert result.exit_code == 0, result.output
+    assert {"layer", "expert", "tokens"} <= set(result.stdout.split())
+    assert "derivatives of the router" in " ".join(result.stdout.split())
+    told = json.loads(
+        invoke(None, "jacobian", model, "--layers", 0, "--sample", 6, "--expert", 1, "--format", "json").stdout
+    )
+    assert [layer["expert"] for layer in told["layers"]] == [1]
+    assert invoke(None, "jacobian", model, "--layers", 0, "--sample", 6, "--expert", "odd").exit_code == 2
+    drawn = tmp_path / "experts.svg"
+    assert invoke(None, "jacobian", model, "--layers", "0,1", "--sample", 6, "--plot", drawn).exit_code == 0
+    ET.parse(drawn)  # noqa: S314  our own
+
+
+def test_whole_layers_say_over_which_positions_and_draw_their_depth(tmp_path: Path) -> None:
+    model, drawn = tiny_checkpoint("llama", tmp_path / "llama"), tmp_path / "depth.svg"
+    options = ("--part", "layer", "--token-ids", "3,4,5", "--depth", "--plot", drawn)
+    result = invoke(None, "jacobian", model, *options)
+    assert result.exit_code == 0, result.output
+    assert "the positions 0 to 2 by 0 to 2" in " ".join(result.stdout.split())
+    assert "same rows" not in result.stdout
+    ET.parse(drawn)  # noqa: S314  our own

@@ -1,4 +1,4 @@
-"""The compose file: valid in both profiles, a GPU in one, checkpoints read-only, nothing published to others."""
+"""The compose file: valid in every profile, a GPU in one, checkpoints read-only, nothing published to others."""
 
 import json
 import os
@@ -37,8 +37,8 @@ def _service(profile: str, **environment: str) -> dict[str, Any]:
     return services[SERVICES[profile]]
 
 
-@pytest.mark.parametrize("profile", SERVICES)
-def test_it_is_valid_in_both_profiles(profile: str) -> None:
+@pytest.mark.parametrize("profile", [*SERVICES, "postgres"])
+def test_it_is_valid_in_every_profile(profile: str) -> None:
     answer = _config(profile, "--quiet")
     assert (answer.returncode, answer.stderr) == (0, "")
 
@@ -67,6 +67,20 @@ def test_only_the_gpu_profile_asks_for_a_gpu() -> None:
     assert gpu == [{"driver": "nvidia", "count": -1, "capabilities": ["gpu"]}]
     assert _service("gpu", GPUS="1")["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 1
     assert "deploy" not in _service("cpu")
+
+
+def test_with_postgres_the_jobs_lie_there_and_its_port_is_nobody_elses() -> None:
+    answer = _config("postgres", "--format", "json", POSTGRES_PASSWORD="hard-to-guess")
+    assert answer.returncode == 0, answer.stderr
+    services = json.loads(answer.stdout)["services"]
+    assert set(services) == {"postgres", "glassblock-postgres"}
+    database, service = services["postgres"], services["glassblock-postgres"]
+    assert "ports" not in database
+    assert service["environment"]["GLASSBLOCK_DATABASE"] == "postgresql://glassblock:hard-to-guess@postgres/glassblock"
+    assert service["environment"]["GLASSBLOCK_ALLOW_OPEN"] == _service("cpu")["environment"]["GLASSBLOCK_ALLOW_OPEN"]
+    assert service["depends_on"]["postgres"]["condition"] == "service_healthy"
+    same = ("ports", "volumes", "read_only", "tmpfs", "cap_drop", "security_opt", "restart", "build", "image")
+    assert {key: service[key] for key in same} == {key: _service("cpu")[key] for key in same}
 
 
 @pytest.mark.parametrize("profile", SERVICES)

@@ -69,7 +69,9 @@ def guarded(keys_file: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Bearer", "Bearer wrong", f"Basic {KEYS['admin']}", f"Bearer {KEYS['admin']}x", "Bearer \xff"]
+    "header",
+    ["", "Bearer", "Bearer wrong", f"Basic {KEYS['admin']}", f"Bearer {KEYS['admin']}x", "Bearer \xff"],
+    ids=["none", "no key", "wrong", "another scheme", "a key and more", "not ASCII"],
 )
 def test_nobody_comes_in_without_a_key_that_is_known(guarded: httpx.Client, header: str) -> None:
     headers = {"Authorization": header.encode("latin-1")} if header else {}

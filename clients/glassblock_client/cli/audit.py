@@ -111,9 +111,10 @@ def audit(
     row = read_family_row(family, family_file)
     config = None if against is None else read_json_object(config_in(against), option="--against")
     with (
-        connected_to_all(context, (path, reference, captures), url=url, timeout=timeout, device=device) as (
+        connected_to_all(context, path, (reference, captures), url=url, timeout=timeout, device=device) as (
             client,
-            (name, other, recorded),
+            name,
+            (other, recorded),
         ),
         progress_bar(f"auditing {name}") as on_progress,
     ):

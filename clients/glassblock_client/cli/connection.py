@@ -159,30 +159,26 @@ def connected_to(
 @contextmanager
 def connected_to_all(
     context: typer.Context,
-    paths: Sequence[str | None],
+    path: str,
+    others: Sequence[str | None],
     *,
     url: str | None,
     timeout: float | None,
     device: str | None,
-) -> Generator[tuple[Client, tuple[str, str | None, str | None]]]:
-    """As `connected_to`: a client, and the names of a checkpoint, of another one, and of captures, where given.
+) -> Generator[tuple[Client, str, list[str | None]]]:
+    """As `connected_to`, and the names of whatever else is given: another checkpoint, captures.
 
     Raises:
         UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of any of them.
     """
-    first, other, captures = paths
-    assert first is not None, "the checkpoint is always named"
     if url:
-        with connected_to(context, first, url=url, timeout=timeout, device=device) as (client, name):
-            yield client, (name, _there(other), _there(captures))
+        with connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name):
+            yield client, name, [_there(other) for other in others]
         return
-    given = [path for path in paths if path is not None]
-    roots, names = roots_of_all(given)
+    roots, (name, *names) = roots_of_all([path, *(other for other in others if other is not None)])
     named = iter(names)
-    first_name, other_name, captured = (None if path is None else next(named) for path in paths)
-    assert first_name is not None, "the checkpoint is always named"
     with connected(context, roots, url=None, timeout=timeout, device=device) as client:
-        yield client, (first_name, other_name, captured)
+        yield client, name, [None if other is None else next(named) for other in others]
 
 
 def _there(name: str | None) -> str | None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 from glassblock.errors import InvalidValue
@@ -38,6 +38,14 @@ def jacobian(
         str | None, typer.Option(metavar="0-29|3,7,...", help="Which layers; all when left out.", show_default=False)
     ] = None,
     part: Annotated[JacobianPart, typer.Option(help="Which function is differentiated.")] = "block",
+    expert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|shared",
+            help="Of a mixture: this network, at every token. Each at its own tokens when left out.",
+            show_default=False,
+        ),
+    ] = None,
     norms: Annotated[
         str | None,
         typer.Option(metavar="NORM,...", help=f"Of {', '.join(get_args(JacobianNorm))}.", show_default=False),
@@ -56,14 +64,19 @@ def jacobian(
         ),
     ] = None,
     token_ids: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="Embedding rows of these tokens as x.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="ID,...",
+            help="Embedding rows of these tokens as x; of attention, a mixture and a layer, the text there.",
+            show_default=False,
+        ),
     ] = None,
     sample: SampleOption = None,
     seed: SeedOption = None,
     tolerance: Annotated[float, typer.Option(help="How narrow the bracket of a spectral norm is to be.")] = 0.01,
     certificate: Annotated[Certificate, typer.Option(help="Of its upper bound.")] = "probabilistic",
     depth: Annotated[
-        bool, typer.Option("--depth", help="Also the chain of these layers' feed-forward blocks.")
+        bool, typer.Option("--depth", help="Also the chain of these layers' blocks; with --part layer, of the layers.")
     ] = False,
     plot: Annotated[
         Path | None,
@@ -91,6 +104,7 @@ def jacobian(
     drawn = None if sample is None else compose(Sample, rows=sample, seed=seed or 0)
     wanted = CHEAP_NORMS if norms is None else cast("tuple[JacobianNorm, ...]", _words(norms, "--norms"))
     places = None if placement is None else _placements(placement)
+    network = None if expert is None else _expert(expert)
     with (
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         progress_bar(f"differentiating {name}") as advance,
@@ -105,6 +119,7 @@ def jacobian(
                 name,
                 asked,
                 part=part,
+                expert=network,
                 placement=places,
                 x=None if given is None else given.of(asked[0]),
                 token_ids=ids,
@@ -139,10 +154,14 @@ def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> 
     first = answers[-1]  # any of them: they differ in their layers, and the first may be of the chain
     notes = dict.fromkeys(note for answer in answers for note in answer.notes)
     layers = tuple(layer for answer in answers for layer in answer.layers)
-    if not (given is not None and given.per_layer) and len({layer.layer for layer in layers}) > 1:
+    own = (given is not None and given.per_layer) or (
+        first.part in {"attention", "mixture", "layer"} and first.token_ids is not None and given is None
+    )
+    if not own and len({layer.layer for layer in layers}) > 1:
         notes |= {"x: every layer was given the same rows; only the first is entered by them in the model": None}
     ids = first.token_ids if given is None else given.token_ids
-    if ids is not None and any(layer.tokens and len(layer.tokens) != len(ids) for layer in layers):
+    every = (layer for layer in layers if layer.tokens and layer.rows is None)
+    if ids is not None and any(len(layer.tokens) != len(ids) for layer in every):
         raise InvalidValue(f"--input names {len(ids)} tokens, and x has another number of rows", field="token_ids")
     return first.model_copy(
         update={
@@ -163,6 +182,14 @@ def _layer_count(client: Client, name: str) -> int:
     if not layers:
         raise InvalidValue(f"{name} does not say how many layers it has", field="--layers", hint="name them")
     return layers
+
+
+def _expert(text: str) -> int | Literal["shared"]:
+    if text == "shared":
+        return "shared"
+    if not text.isdecimal():
+        raise InvalidValue(f"--expert: {text!r} is neither a number nor 'shared'", field="expert")
+    return int(text)
 
 
 def _placements(text: str) -> tuple[PlacementName, ...]:

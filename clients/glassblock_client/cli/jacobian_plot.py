@@ -85,8 +85,9 @@ def figure_of(answer: JacobiansAnswer) -> Any:
     Raises:
         InvalidValue: no layer has what is drawn.
     """
+    answer = _pooled(answer)
     panels = [panel for panel in PANELS if any(_values(layer, panel.read) is not None for layer in answer.layers)]
-    if not panels:
+    if not panels and answer.depth is None:
         raise InvalidValue(
             "nothing can be drawn: neither a Frobenius nor a spectral norm of single tokens was asked for",
             field="--plot",
@@ -112,7 +113,9 @@ def figure_of(answer: JacobiansAnswer) -> Any:
     axes[-1].set_xticks(layers[::step], [str(layer) for layer in layers[::step]])
     axes[-1].set_xlabel("layer")
     axes[-1].set_xlim(min(layers) - 0.7, max(layers) + 0.7)
-    tokens = max(len(layer.tokens) for layer in answer.layers)
+    tokens = max(len(layer.tokens) if layer.rows is None else len(set(layer.rows)) for layer in answer.layers)
+    if answer.depth is not None and not panels:
+        tokens = len(np.asarray(answer.depth.residual_rms)[0])
     figure.suptitle(
         f"Jacobian of the {_PART_NAMES[answer.part]}, {_speakable(answer.checkpoint)}, {tokens} tokens",
         fontsize=10,
@@ -128,8 +131,24 @@ _PART_NAMES = {
     "branch": "feed-forward branch",
     "block": "feed-forward residual block",
     "attention": "attention",
+    "mixture": "mixture of experts",
     "layer": "layer",
 }
+
+
+def _pooled(answer: JacobiansAnswer) -> JacobiansAnswer:
+    """Of a mixture, all experts of a layer together: one spread over every token and the networks it goes to."""
+    if not any(layer.expert is not None for layer in answer.layers):
+        return answer
+    pooled: dict[tuple[int, str], LayerJacobians] = {}
+    for layer in answer.layers:
+        key = layer.layer, layer.placement
+        rows = tuple(range(len(layer.tokens))) if layer.rows is None else layer.rows
+        before = pooled.get(key)
+        tokens = layer.tokens if before is None else (*before.tokens, *layer.tokens)
+        rows = rows if before is None or before.rows is None else (*before.rows, *rows)
+        pooled[key] = layer.model_copy(update={"tokens": tokens, "rows": rows})
+    return answer.model_copy(update={"layers": tuple(pooled.values())})
 
 
 def _draw_panel(axis: Any, answer: JacobiansAnswer, panel: Panel) -> None:
@@ -187,7 +206,8 @@ def _outliers(answer: JacobiansAnswer, read: Read) -> Outliers:
         # Where nearly all tokens agree, a thousandth of their value is no distance to speak of.
         beyond = np.maximum(first - logs, logs - third) / max(float(third - first), 0.01)
         for token in np.flatnonzero(np.isfinite(logs) & (beyond > OUTSIDE)):
-            found.setdefault(int(token), []).append((layer, float(beyond[token]), float(values[token])))
+            position = int(token) if layer.rows is None else layer.rows[int(token)]
+            found.setdefault(position, []).append((layer, float(beyond[token]), float(values[token])))
     return found
 
 

@@ -60,7 +60,7 @@ COLUMNS: dict[str, Column] = {
 def proof(answer: JacobiansAnswer) -> Table:
     """How the numbers were had, for all layers together."""
     layers = answer.layers
-    rows = [("part", f"{answer.part}, J is {answer.width} x {answer.width} for each token")]
+    rows = [("part", f"{answer.part}, {_size(answer)}")]
     if any(layer.tokens for layer in layers):
         rows += [
             ("exact norms", f"{_told(layer.method for layer in layers)}, summed in {_sums(layers)}"),
@@ -87,22 +87,47 @@ def proof(answer: JacobiansAnswer) -> Table:
     return grid
 
 
+def _size(answer: JacobiansAnswer) -> str:
+    whole = next((layer.whole for layer in answer.layers if layer.whole is not None), None)
+    found = None if whole is None else whole.frobenius or whole.spectral
+    if found is None:
+        return f"J is {answer.width} x {answer.width} for each token"
+    return (
+        f"J is {len(found.outputs)} x {len(found.inputs)} blocks of {answer.width} x {answer.width}: the positions"
+        f" {_ranges(found.outputs)} by {_ranges(found.inputs)}"
+    )
+
+
+def _ranges(positions: Sequence[int]) -> str:
+    if list(positions) == list(range(positions[0], positions[-1] + 1)) and len(positions) > 1:
+        return f"{positions[0]} to {positions[-1]}"
+    return ", ".join(map(str, positions))
+
+
 def layer_table(answer: JacobiansAnswer) -> Table:
     """One line for each layer and placement: median over the tokens, and the largest."""
     several = len({layer.placement for layer in answer.layers}) > 1
+    mixed = any(layer.expert is not None for layer in answer.layers)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     table.add_column("\nlayer", justify="right", no_wrap=True)
     if several:
         table.add_column("\nplacement", no_wrap=True)
+    if mixed:
+        table.add_column("\nexpert", justify="right", no_wrap=True)
+        table.add_column("\ntokens", justify="right", no_wrap=True)
     wanted = [COLUMNS[name] for name in COLUMNS if name in answer.norms]
     for title, _ in wanted:
         table.add_column(f"{title}\nmedian", justify="right", no_wrap=True)
-        table.add_column("\nmax", justify="right", no_wrap=True)
+        if not mixed:  # else there is no room on a usual screen
+            table.add_column("\nmax", justify="right", no_wrap=True)
     for layer in answer.layers:
         cells = [str(layer.layer), *([layer.placement] if several else [])]
+        if mixed:
+            cells += ["" if layer.expert is None else str(layer.expert), f"{len(layer.tokens):,}"]
         for title, read in wanted:
             values = [value for token in layer.tokens if (value := read(token)) is not None]
-            cells += [f"{median(values):.4g}", f"{max(values):.4g}"] if values else _whole(layer, title)
+            told = [f"{median(values):.4g}", f"{max(values):.4g}"] if values else _whole(layer, title)
+            cells += told[:1] if mixed else told
         table.add_row(*cells)
     return table
 
@@ -115,7 +140,8 @@ def token_table(answer: JacobiansAnswer) -> Table:
     for title in ("row", *(["token"] if answer.token_ids else []), *(title for title, _ in wanted)):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("")
-    for number, token in enumerate(layer.tokens[:LISTED_TOKENS]):
+    rows = range(len(layer.tokens)) if layer.rows is None else layer.rows
+    for number, token in zip(rows, layer.tokens[:LISTED_TOKENS], strict=False):
         names = [str(answer.token_ids[number])] if answer.token_ids else []
         values = (read(token) for _, read in wanted)
         cells = ["" if value is None else f"{value:.5g}" for value in values]

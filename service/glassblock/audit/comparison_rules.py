@@ -6,9 +6,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from glassblock.audit.activation_keys import unread_activation
 from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided
 from glassblock.audit.evidence import Evidence
+from glassblock.audit.norm_rules import folded_gains
 from glassblock.audit.reference_findings import REFERENCE_RULES, reference_look
 from glassblock.audit.rule import Found, Outcome, Rule
 from glassblock.wire.audits import Skipped, Undecidable
@@ -29,7 +31,14 @@ def with_comparisons(rule: Rule) -> Rule:
     if rule.name in CAPTURE_RULES:
         looks.append(capture_look(rule.name))
 
+    # Captures are replayed whatever the weights are stored as: rows of separate tensors can be mixed up as well.
+    lenient = tuple(need for need in rule.needs if need == "family") if rule.name in CAPTURE_RULES else rule.needs
+
     def look(evidence: Evidence) -> Iterator[Outcome]:
+        lacking = next((reason for need in rule.needs if (reason := evidence.lacks(need)) is not None), None)
+        if lacking is not None:
+            yield from tuple(capture_look(rule.name)(evidence)) or (Skipped(reason=lacking),)
+            return
         compared = [outcome for other in looks for outcome in other(evidence)]
         # What a reference proves of a layer is not told once more as what its weights suggest.
         proved = {(found.layer, found.expert) for found in compared if isinstance(found, Found) and found.tensors}
@@ -43,7 +52,7 @@ def with_comparisons(rule: Rule) -> Rule:
     if not looks:
         return rule
     also = " ".join(text for name, text in _ALSO.items() if rule.name in name and text not in rule.detection)
-    return replace(rule, look=look, detection=f"{rule.detection} {also}".strip())
+    return replace(rule, look=look, needs=lenient, detection=f"{rule.detection} {also}".strip())
 
 
 _ALSO = {
@@ -73,6 +82,16 @@ def _unasked(
     return look
 
 
+def _activation(evidence: Evidence) -> Iterator[Outcome]:
+    yield from unread_activation(evidence)
+    yield from _unasked(against=True, captures=True)(evidence)
+
+
+def _offset(evidence: Evidence) -> Iterator[Outcome]:
+    yield from folded_gains(evidence)
+    yield from _unasked(against=True, reference=True, captures=True)(evidence)
+
+
 COMPARISON_RULES: tuple[Rule, ...] = (
     Rule(
         "config/activation-conflict",
@@ -81,11 +100,12 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         what="Two engines would apply different activations, or clamp differently where gate and up meet.",
         hurts="Every neuron is bent otherwise; a clamp that is left out shows in the tails alone.",
         detection="The activation and the clamp of the config are held against another engine's, through the table of "
-        "aliases; a key that is absent from a whole config is its default. The largest difference of the two is told.",
+        "aliases; a key that is absent from a whole config is its default. The largest difference of the two is told. "
+        "Another key of the config itself that says otherwise, and that only other engines read, is a warning.",
         fooled_by="An engine that applies another activation than its config says.",
         report="https://github.com/sgl-project/sglang/pull/39920",
         needs=("family",),
-        look=_unasked(against=True, captures=True),
+        look=_activation,
     ),
     Rule(
         "config/dtype-conflict",
@@ -107,11 +127,13 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         what="A gain is stored as w where it is used as 1 + w, or the reverse, or the 1 is added twice.",
         hurts="Loads cleanly and answers garbage from the first token, or fluently about something else.",
         detection="Two copies of a gain, here and in a reference of the same convention, differ by exactly 1: proved. "
-        "Another engine's config says that it adds another number: a conflict.",
-        fooled_by="Nothing, with a reference. A change of convention between two formats is no finding.",
+        "Another engine's config says that it adds another number: a conflict. A family adds 1 to gains "
+        "of which none is stored near 0: a warning.",
+        fooled_by="Nothing, with a reference; without, gains that training moved up throughout. A change of convention "
+        "between two formats is no finding.",
         report="https://github.com/ml-explore/mlx-lm/pull/1623",
         needs=("family",),
-        look=_unasked(against=True, reference=True, captures=True),
+        look=_offset,
     ),
     Rule(
         "norm/kind-conflict",

@@ -16,8 +16,10 @@ Grid = Literal["e4m3", "e4m3fnuz", "e5m2", "e2m1", "integer"]
 _FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _GRIDS: frozenset[Grid] = frozenset({"e4m3", "e4m3fnuz", "e5m2", "e2m1", "integer"})
-_FIRST = 1024  # numbers looked at before all of a piece are
+_WHOLE: frozenset[Grid] = frozenset({"integer"})
+_FIRST = 256  # numbers looked at before all of a piece are
 _LOW_BITS = 0xFFFF
+_BEYOND_THREE_BITS = 0xFFFFF
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,12 @@ class Grain:
 
     def _with(self, numbers: Tensor) -> "Grain":
         wide = numbers.to(torch.float32)
-        narrow = self.narrow and numbers.dtype == torch.float32
-        narrow = narrow and not bool((numbers.contiguous().view(torch.int32) & _LOW_BITS).any())
-        return Grain(frozenset(grid for grid in self.grids if _on(grid, wide)), narrow)
+        narrow, grids = self.narrow and numbers.dtype == torch.float32, self.grids
+        bits = wide.view(torch.int32)
+        if grids - _WHOLE and bool((bits & _BEYOND_THREE_BITS).any()):
+            grids &= _WHOLE  # none of the formats has more than three bits after the leading one
+        narrow = narrow and not bool((bits & _LOW_BITS).any())
+        return Grain(frozenset(grid for grid in grids if _on(grid, wide)), narrow)
 
 
 def _on(grid: Grid, wide: Tensor) -> bool:

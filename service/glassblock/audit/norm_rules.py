@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from glassblock.audit.evidence import Evidence, GainMoments
 from glassblock.audit.names import alike, in_words, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.numerics.norms import norm_kind_named
 from glassblock.audit.tensor_rules import misfit_look
+from glassblock.numerics.norms import norm_kind_named
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
-_FEWEST_LAYERS = 2  # before a role can be constant in every one of them
+_FOLDED = 0.25
+"""Least stored gain of 1 + w from which the 1 seems to be in it: of trained ones some are near 0, or below."""
+
+_FEWEST_GAINS = 4
 _HALF = {"BF16": "bfloat16", "F16": "float16"}
 
 
@@ -70,6 +73,83 @@ def _truncated(evidence: Evidence, gains: dict[str, tuple[GainMoments, float]]) 
             entries[names[0]].file.name,
             evidence={"tensors": len(names), "zero_low_bits": 16},
         )
+
+
+def _role(evidence: Evidence) -> Iterator[Outcome]:
+    yield from misfit_look("missing-norm")(evidence)
+    yield from _copied_gains(evidence)
+    yield from _constant_role(evidence)
+
+
+def _copied_gains(evidence: Evidence) -> Iterator[Found]:
+    """Two norms of a layer whose gains are equal byte for byte, and not one number throughout."""
+    for layer, tensors in evidence.layers.items():
+        alike_gains: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
+        for norm in tensors.norms.values():
+            moments = None if norm.gain is None else evidence.gains.get(norm.gain.name)
+            digest = None if norm.gain is None else evidence.digests.get(norm.gain.name)
+            if norm.gain is not None and moments is not None and digest and moments.most > moments.least:
+                alike_gains.setdefault((norm.gain.dtype, norm.gain.shape, digest), []).append(norm.gain.name)
+        for names in alike_gains.values():
+            if len(set(names)) > 1:
+                yield _suspect(f"layer {layer}: {in_words(tuple(names))} are equal byte for byte", layer, tuple(names))
+
+
+def _constant_role(evidence: Evidence) -> Iterator[Found]:
+    """A role whose gains are all zeros, or all ones, in every layer, where those of another role are trained."""
+    roles: dict[str, dict[str, GainMoments]] = {}
+    for tensors in evidence.layers.values():
+        for role, norm in tensors.norms.items():
+            moments = None if norm.gain is None else evidence.gains.get(norm.gain.name)
+            if norm.gain is not None and moments is not None:
+                roles.setdefault(role, {})[norm.gain.name] = moments
+    constant = {role: gains for role, gains in roles.items() if all(one.least == one.most for one in gains.values())}
+    if len(constant) == len(roles):
+        return
+    for gains in constant.values():
+        names = tuple(gains)
+        stored = {evidence.values[name].most for name in names if name in evidence.values}
+        if len(names) > 1 and stored in ({0.0}, {1.0}):
+            told = f"{in_words(names)}: every gain is {stored.pop():g} in all layers, where other norms are trained"
+            yield _suspect(told, only_layer(names), names)
+
+
+def folded_gains(evidence: Evidence) -> Iterator[Outcome]:
+    """Gains of 1 + w of which none is near 0: the 1 may be in them already, so that it is added twice.
+
+    The least of all gains tells, not a mean: gains grow large under either convention.
+    """
+    entries = evidence.checkpoint.entries
+    found = {name: moments.least - offset for name, (moments, offset) in _gains(evidence) if offset == 1.0}
+    if len(found) < _FEWEST_GAINS or evidence.reference is not None or evidence.captures is not None:
+        return
+    yield Checked(len(found))
+    least = min(found.values())
+    if least >= _FOLDED:
+        names = tuple(found)
+        yield Found(
+            f"{in_words(names)}: the family adds 1 to its gains, but the least of all that are stored is {least:.3g}, "
+            "where some should be near 0: the 1 may be in them already",
+            only_layer(names),
+            names,
+            entries[names[0]].file.name,
+            evidence={"least": least, "most": max(evidence.gains[name].most for name in names) - 1, "offset": 1.0},
+            fix=Fix(action="convert-again", description="Convert again without adding 1, or take it away."),
+            level="warning",
+            certainty="statistical",
+        )
+
+
+def _suspect(told: str, layer: int | None, names: tuple[str, ...]) -> Found:
+    return Found(
+        f"{told}: the gain of one role may have been written under the name of another, or not at all",
+        layer,
+        names,
+        evidence={"tensors": len(names)},
+        fix=Fix(action="convert-again", description="Write each norm under the name of its own role.", tensors=names),
+        level="warning",
+        certainty="statistical",
+    )
 
 
 def _eps_mismatch(evidence: Evidence) -> Iterator[Outcome]:

@@ -59,6 +59,6 @@ BY_MODEL_TYPE: Mapping[str, Architecture] = MappingProxyType(
 """The families by a config's `model_type`."""
 
 BY_ARCHITECTURE: Mapping[str, Architecture] = MappingProxyType(
-    {name: row for row in reversed(ARCHITECTURES.values()) for name in row.architectures}
+    {name: row for row in reversed(tuple(ARCHITECTURES.values())) for name in row.architectures}
 )
 """The families by an entry of a config's `architectures`; the first one where several are built by one class."""

@@ -37,9 +37,12 @@ def size_of(config: ConfigFile, row: Architecture, size: Size) -> Sourced[int] |
         return Sourced(declared.value // setting.over, f"{declared.source} / {setting.over}")
     if isinstance(setting.default, TwoThirds):
         return _two_thirds(config, row, setting.default)
-    if not isinstance(setting.default, Ratio):
-        return None if setting.default is None else Sourced(setting.default, _default(row), defaulted=True)
-    ratio = setting.default
+    if isinstance(setting.default, Ratio):
+        return _ratio(config, row, setting.default)
+    return None if setting.default is None else Sourced(setting.default, _default(row), defaulted=True)
+
+
+def _ratio(config: ConfigFile, row: Architecture, ratio: Ratio) -> Sourced[int] | None:
     of = size_of(config, row, ratio.of)
     over = None if ratio.over is None else size_of(config, row, ratio.over)
     if of is None or (ratio.over is not None and over is None):

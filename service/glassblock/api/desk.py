@@ -1,0 +1,149 @@
+"""Where parsed requests are handed in: they wait for their turn, are worked on in a thread, and what comes is sent.
+
+What follows from a message, tensors and files alone is computed once for all who ask it at the same time, is told by
+its tag to those who hold it already, and is stored where there is a folder for it.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from glassblock.api.bodies import as_tensors, response_of
+from glassblock.api.entity_tags import holds_tag
+from glassblock.api.envelope import visit_of
+from glassblock.api.flights import Flights
+from glassblock.api.lanes import FairLane
+from glassblock.api.results import Counted, Rendered, StoredAnswers
+from glassblock.api.routes import Call, Route
+from glassblock.api.settings import MIB, Settings
+from glassblock.errors import ServiceUnavailable
+
+log = logging.getLogger(__name__)
+
+LIGHT_THREADS = 8
+"""Threads for what only looks: health, lists, tables; and for reading messages."""
+
+JOBS_THREADS = 8
+"""Threads for what asks the database of the jobs, which may be slow."""
+
+WATCHED_LANES = frozenset({"heavy", "long"})
+"""In which work is worth stopping when its caller hangs up."""
+
+Work = Callable[[Call], Rendered | Response]
+Line = Literal["heavy", "long"]
+
+
+class Desk:
+    """The lanes of one service, and the answers that it keeps.
+
+    Args:
+        settings: how many work at once, how many may wait, where answers are stored.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._threads = {
+            "light": anyio.CapacityLimiter(LIGHT_THREADS),
+            "jobs": anyio.CapacityLimiter(JOBS_THREADS),
+            "heavy": anyio.CapacityLimiter(settings.heavy),
+            "long": anyio.CapacityLimiter(1),
+        }
+        self._lanes: Mapping[str, FairLane] = {
+            "heavy": FairLane(settings.heavy, settings.queue),
+            "long": FairLane(1, settings.queue),
+        }
+        self._folder, self._budget = settings.answers_folder, settings.answers_mib * MIB
+        self._stored: StoredAnswers | None = None
+        self._open: tuple[TaskGroup, Flights[Rendered | Response]] | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        """Open it while the service runs; what is under way at the end is stopped."""
+        if self._folder is not None:
+            try:
+                self._stored = await anyio.to_thread.run_sync(StoredAnswers, self._folder, self._budget)
+            except OSError as fault:
+                log.warning("no answers are stored: %s: %s", self._folder, fault.strerror)
+        async with anyio.create_task_group() as group:
+            self._open = group, Flights(group)
+            try:
+                yield
+            finally:
+                self._open = None
+                group.cancel_scope.cancel()
+
+    def lines(self) -> Mapping[str, tuple[int, int]]:
+        """How many work and how many wait, by lane."""
+        return {name: (lane.working, lane.waiting) for name, lane in self._lanes.items()}
+
+    def counted(self) -> Counted | None:
+        """The stored answers; None where none are stored."""
+        return None if self._stored is None else self._stored.counted()
+
+    async def ask(self, route: Route, request: HttpRequest, parse: Callable[[], Call], work: Work) -> Response:
+        """The response to one request.
+
+        Raises:
+            GlassblockError: it cannot be read or answered, or has to come back.
+        """
+        if self._open is None:
+            raise ServiceUnavailable("the service starts, or stops", hint="send it again", retry_after=1)
+        group, flights = self._open
+        # Read outside the lanes: what is refused for its form waits for nobody.
+        call, key = await anyio.to_thread.run_sync(partial(_read, route, parse), limiter=self._threads["light"])
+        if not route.kept and route.lane not in WATCHED_LANES:
+            return sent(await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane]))
+        tags: dict[str, str] = {}
+        if key is not None:
+            tag = f'"{key[:32]}"'
+            # Weak: sums may be taken in another order when it is computed again.
+            tags = {"ETag": f"W/{tag}", "Cache-Control": "private, no-cache", "Vary": "Accept"}
+            # `*` stands for any answer, and of this one nobody knows yet whether there is any.
+            if holds_tag(request.headers.get("if-none-match", "").replace("*", ""), tag):
+                return Response(status_code=304, headers=tags)
+        stored = None if key is None or self._stored is None else await self._found(key)
+        if stored is not None:
+            return response_of(stored, tags)
+        caller = visit_of(request).caller.name or visit_of(request).address
+        done = await flights.run(key, partial(self._computed, route, call, work, caller))
+        if isinstance(done, Rendered) and key is not None and self._stored is not None:
+            group.start_soon(self._keep, key, done)
+        return sent(done, tags)
+
+    async def _computed(self, route: Route, call: Call, work: Work, caller: str) -> Rendered | Response:
+        if route.lane not in self._lanes:
+            return await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane])
+        async with self._lanes[route.lane].slot(caller):
+            return await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane])
+
+    async def _found(self, key: str) -> Rendered | None:
+        assert self._stored is not None  # noqa: S101  asked before
+        return await anyio.to_thread.run_sync(self._stored.get, key, limiter=self._threads["light"])
+
+    async def _keep(self, key: str, done: Rendered) -> None:
+        stored = self._stored
+        if stored is not None:
+            try:
+                await anyio.to_thread.run_sync(stored.put, key, done, limiter=self._threads["light"])
+            except Exception:
+                log.exception("an answer cannot be stored")
+
+
+def sent(done: Rendered | Response, headers: Mapping[str, str] | None = None) -> Response:
+    """What is sent to one caller of what was computed for all."""
+    return response_of(done, headers) if isinstance(done, Rendered) else done
+
+
+def _read(route: Route, parse: Callable[[], Call]) -> tuple[Call, str | None]:
+    call = parse()
+    if not route.kept:
+        return call, None
+    form = "tensors" if as_tensors(route.endpoint, call.http.headers.get("accept", "")) else "json"
+    return call, call.operations.content_key(route.endpoint.name, call.message, call.tensors, form=form)

@@ -1,0 +1,92 @@
+"""What Jacobian norms take: bytes at the peak, and FLOPs, from sizes alone."""
+
+from collections.abc import Sequence
+
+import torch
+
+from glassblock.numerics.activations import activation_named, gating_named
+from glassblock.numerics.block_norms import norm_plan
+from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.norms import Norm, norm_kind_named
+from glassblock.numerics.spectral_request import DEFAULT_STEPS, DENSE_UP_TO
+from glassblock.numerics.wiring import Placement, Wiring
+from glassblock.operations.layer_sizes import AttentionSize, Cost, NetworkSize, attention_cost, network_cost
+from glassblock.wire.jacobians import JacobiansRequest
+
+EXACT = frozenset({"frobenius", "trace", "radial_gain"})
+CONDITION = frozenset({"smallest", "condition_number"})
+SPECTRAL_BYTES = 2**31
+"""Budget of one batch of tokens (`spectral_bracket`)."""
+STEPS = 20
+"""Of bidiagonalisation that a bracket usually takes; FLOPs are counted for so many."""
+
+NORM_COPIES = 10
+"""float64 copies of x at the peak of a norm's own Jacobian."""
+
+
+def jacobian_cost(size: NetworkSize, rows: int, item: int, request: JacobiansRequest) -> Cost:
+    """One layer's norms, its weights counted: the parts that treat every token by itself."""
+    d, m, wanted = size.d, size.m, set(request.norms)
+    if request.part == "norm":
+        return Cost(size.held, NORM_COPIES * rows * d * 8, 0)
+    wide = 8 * size.elements  # the self-check, and whatever is done again, in float64
+    peaks, flops = [wide + 16 * (6 * m + 8 * d) * 8], 0
+    if wanted & EXACT:
+        network = _outline(size, torch.float64 if item == 8 else torch.float32)
+        plan = norm_plan(rows, network, _PLAIN, dtype=network.up.dtype)
+        peaks.append((item * size.elements if item != size.item else 0) + plan.bytes)
+        flops += plan.flops
+    if "spectral" in wanted:
+        dense = request.certificate == "certain" and d <= DENSE_UP_TO
+        token = (2 * m * d + 6 * d * d) * 8 if dense else (2 * min(DEFAULT_STEPS, d) * d + 12 * m) * 8
+        batch = max(1, min(rows, SPECTRAL_BYTES // token))
+        certified = 4 * d * d * 8 if request.certificate == "certain" and not dense else 0
+        peaks.append(wide + batch * token + certified)
+        flops += rows * (2 * m * d * d + 20 * d**3 if dense else 4 * STEPS * size.elements)
+    if wanted & CONDITION:
+        peaks.append(wide + (2 * m * d + 6 * d * d) * 8)
+        flops += rows * (2 * size.elements * d + 20 * d**3)
+    return Cost(size.held, max(peaks), flops)
+
+
+def depth_cost(sizes: Sequence[NetworkSize], rows: int, item: int, request: JacobiansRequest) -> Cost:
+    """The depth curves of a chain of blocks, all their weights counted."""
+    item = max(4, item, *(size.item for size in sizes))
+    held = sum(size.held + (item * size.elements if item != size.item else 0) for size in sizes)
+    widest = max(sizes, key=lambda size: size.elements)
+    saved = len(sizes) * rows * (6 * widest.m + 8 * widest.d) * item
+    # The bracket of every layer keeps its basis to the end.
+    basis = len(sizes) * 2 * min(DEFAULT_STEPS, widest.d) * widest.d * rows * item + item * widest.elements
+    products = len(sizes) * (4 * request.probes + 2 * STEPS)
+    return Cost(held + saved, basis, 4 * rows * products * widest.elements)
+
+
+def coupled_cost(
+    network: NetworkSize, attention: AttentionSize | None, rows: int, item: int, request: JacobiansRequest
+) -> Cost:
+    """The Jacobian over all positions at once, of attention or of the whole layer, weights counted."""
+    held, transient, flops = 0, 0, 0
+    parts = [] if attention is None else [(attention.held, attention_cost(attention, 1, rows, item))]
+    if request.part == "layer":
+        parts.append((network.held, network_cost(network, rows, item, recombined=0)))
+    for weights, cost in parts:
+        held, transient, flops = held + weights + 2 * cost.held, max(transient, cost.transient), flops + cost.flops
+    products = 0
+    if "frobenius" in request.norms:
+        products += 3 * request.probes
+    if "spectral" in request.norms:
+        products += 2 * STEPS
+        transient += 2 * min(DEFAULT_STEPS, rows * network.d) * rows * network.d * item
+    return Cost(held, transient, 2 * products * flops)
+
+
+def _outline(size: NetworkSize, dtype: torch.dtype) -> FeedForward:
+    """A network of this size on no device."""
+    gate, up = (torch.empty(size.m, size.d, dtype=dtype, device="meta") for _ in range(2))
+    down = torch.empty(size.d, size.m, dtype=dtype, device="meta")
+    gate = gate if size.gated else None
+    return FeedForward(gate, up, down, None, None, None, activation_named("silu"), gating_named("product"))
+
+
+_PLAIN = Wiring(Placement.PRE, Norm(norm_kind_named("rms_noweight"), None, None, 1e-6))
+"""How a norm stands does not change what the norms of a Jacobian take."""

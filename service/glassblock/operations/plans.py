@@ -1,0 +1,427 @@
+"""What a request would read, hold and compute, estimated from headers and shapes before anything is read.
+
+The peak is of the device's allocator: weights as they lie there, stages, and the largest temporary. It is meant to be
+never below what is needed and at most twice that. What depends on the numbers is not in it: tokens whose Jacobian is
+done again in float64 may take up to 2 GiB more, and then a real lack of memory is answered like one foreseen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, Protocol, cast
+
+from pydantic import ValidationError
+
+from glassblock.checkpoint.entries import DTYPE_BITS
+from glassblock.checkpoint.layer_map import embedding_entry, head_entry, layer_tensors, whole_layer_tensors
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.text_states import HEAD_BYTES, layer_count
+from glassblock.errors import GlassblockError, InvalidValue
+from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
+from glassblock.operations.jacobian_sizes import coupled_cost, depth_cost, jacobian_cost
+from glassblock.operations.layer_sizes import (
+    AttentionSize,
+    Cost,
+    NetworkSize,
+    attention_cost,
+    attention_size,
+    network_cost,
+    network_size,
+)
+from glassblock.operations.store import CheckpointStore
+from glassblock.operations.tensors import COMPUTE_DTYPES
+from glassblock.operations.texts import token_ids_of
+from glassblock.wire.audits import AuditRequest
+from glassblock.wire.blocks import BlockRunRequest
+from glassblock.wire.explain import ExplainRequest
+from glassblock.wire.jacobians import JacobiansRequest
+from glassblock.wire.likelihoods import LikelihoodRequest
+from glassblock.wire.norms import NormStatisticsRequest, ResidualCompareRequest
+from glassblock.wire.plans import PlanAnswer, PlannedOperation, PlanRequest
+from glassblock.wire.values import Request
+
+MARGIN = 1.04
+"""For what is small and not counted: gains, biases, statistics."""
+
+SMALL_BYTES = 1 << 16
+"""The least that anything takes."""
+
+WITHOUT_WEIGHTS = frozenset({"x", "normed"})
+
+
+class Shaped(Protocol):
+    """A tensor of which the type code and the shape are known."""
+
+    @property
+    def dtype(self) -> str:
+        """safetensors' type code."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Axes, outermost first."""
+        ...
+
+
+Shapes = Mapping[str, Shaped]
+
+
+class Plan(NamedTuple):
+    """What a request costs.
+
+    Attributes:
+        bytes_read: of tensor data, where nothing is resident.
+        peak_bytes: of the device.
+        flops: of products of matrices.
+        pinned_bytes: of the peak, pinned on the device already.
+    """
+
+    bytes_read: int
+    peak_bytes: int
+    flops: int
+    pinned_bytes: int = 0
+
+
+def quote(store: CheckpointStore, request: PlanRequest) -> PlanAnswer:
+    """The answer to a plan's request.
+
+    Raises:
+        InvalidValue: the message is none of that operation.
+        GlassblockError: there is no such checkpoint, or its headers do not allow what is asked.
+    """
+    try:
+        message = _MESSAGES[request.operation].model_validate(request.request)
+    except ValidationError as fault:
+        first = fault.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(str(part) for part in ("request", *first["loc"]))
+        raise InvalidValue(f"{field}: {first['msg']}", field=field, hint="see GET /openapi.json") from fault
+    shapes = cast("Shapes", request.tensors)
+    plan = _PLANS[request.operation](store, message, shapes)
+    memory = store.admission.memory()
+    return PlanAnswer(
+        operation=request.operation,
+        device=str(store.device),
+        bytes_read=plan.bytes_read,
+        peak_bytes=plan.peak_bytes,
+        flops=plan.flops,
+        budget_bytes=memory.budget,
+        in_use_bytes=memory.reserved,
+        resident_bytes=memory.resident,
+        fits=store.admission.fits(plan.peak_bytes, resident=plan.pinned_bytes),
+    )
+
+
+def estimate(store: CheckpointStore, operation: PlannedOperation, message: Request, tensors: Shapes) -> Plan:
+    """As `quote`, of a request that will be made; nothing of one that cannot, which tells itself why."""
+    try:
+        return _PLANS[operation](store, message, tensors)
+    except GlassblockError:
+        return Plan(0, 0, 0)
+
+
+def _planned(read: int, cost: Cost, *, pinned: int = 0) -> Plan:
+    return Plan(read, int(MARGIN * cost.bytes) + SMALL_BYTES, cost.flops, pinned)
+
+
+class _Input(NamedTuple):
+    """What enters: rows, their width where that is known, bytes of an element, bytes read for it, token counts."""
+
+    rows: int
+    width: int
+    item: int
+    read: int = 0
+    texts: tuple[int, int] | None = None
+
+
+def _shape_of(nested: object) -> tuple[int, ...]:
+    shape: list[int] = []
+    while isinstance(nested, list) and nested:
+        items = cast("list[object]", nested)
+        shape.append(len(items))
+        nested = items[0]
+    return tuple(shape)
+
+
+def _posted(nested: object, tensors: Shapes, name: str, nested_item: int) -> _Input | None:
+    tensor = tensors.get(name)
+    if tensor is None and nested is None:
+        return None
+    shape = _shape_of(nested) if tensor is None else tensor.shape
+    item = nested_item if tensor is None else max(1, DTYPE_BITS.get(tensor.dtype, 32) // 8)
+    return _Input(prod(shape[:-1]), shape[-1] if shape else 1, item)
+
+
+def _sampled(checkpoint: Checkpoint, rows: int) -> _Input:
+    entry = embedding_entry(checkpoint)
+    if entry is None or len(entry.shape) != 2 or not entry.shape[0]:
+        raise InvalidValue("there is no embedding to take rows of", field="sample")
+    row_bytes = entry.bytes // entry.shape[0]
+    return _Input(rows, entry.shape[1], max(1, row_bytes // max(1, entry.shape[1])), rows * row_bytes)
+
+
+def _input(store: CheckpointStore, checkpoint: Checkpoint, message: Any, tensors: Shapes) -> _Input:
+    ids = None
+    if getattr(message, "text", None) is not None or isinstance(message, BlockRunRequest | LikelihoodRequest):
+        ids = token_ids_of(store, checkpoint, message.token_ids, message.text)
+    if ids is not None:
+        entered = _sampled(checkpoint, ids.numel())
+        texts = (1, ids.numel()) if ids.ndim == 1 else (ids.shape[0], ids.shape[1])
+        return entered._replace(texts=texts)
+    tokens = cast("Sequence[int] | None", getattr(message, "token_ids", None))
+    if tokens is not None:  # embedding rows
+        return _sampled(checkpoint, len(tokens))
+    sample = getattr(message, "sample", None)
+    if sample is not None:
+        return _sampled(checkpoint, sample.rows)
+    found = _posted(getattr(message, "x", None), tensors, "x", 4)
+    if found is None:
+        raise InvalidValue("x is missing", field="x")
+    return found
+
+
+def _compute_item(name: str | None, *items: int) -> int:
+    return COMPUTE_DTYPES[name].itemsize if name else max(4, *items)
+
+
+class _LayerSizes(NamedTuple):
+    """One layer: its attention where it is read, and its network, of a mixture the largest of its experts."""
+
+    attention: AttentionSize | None
+    network: NetworkSize
+    experts: int
+    read: int
+
+    @property
+    def held(self) -> int:
+        return self.network.held + (0 if self.attention is None else self.attention.held)
+
+    @property
+    def item(self) -> int:
+        return max(self.network.item, 0 if self.attention is None else self.attention.item)
+
+
+def _sizes(checkpoint: Checkpoint, layer: int, *, whole: bool) -> _LayerSizes:
+    tensors = whole_layer_tensors(checkpoint, layer) if whole else layer_tensors(checkpoint, layer)
+    networks = [network_size(network) for network in tensors.networks]
+    if not networks:
+        raise InvalidValue(f"layer {layer} has no feed-forward network", field="layer")
+    widest = max(networks, key=lambda size: size.held)
+    attention = None
+    if whole and tensors.attention is not None:
+        attention = attention_size(tensors.attention, widest.d)
+    read = sum(size.read for size in networks) + (0 if attention is None else attention.read)
+    return _LayerSizes(attention, widest, sum(network.expert is not None for network in tensors.networks), read)
+
+
+def _layer_cost(sizes: _LayerSizes, entered: _Input, item: int) -> Cost:
+    """One whole layer on rows in sequences."""
+    rows = entered.rows
+    batch, tokens = entered.texts or (1, rows)
+    costs = [network_cost(sizes.network, rows, item, recombined=0)]
+    if sizes.attention is not None:
+        costs.append(attention_cost(sizes.attention, batch, tokens, item))
+    return Cost(
+        sizes.held + sum(cost.held for cost in costs),
+        max(cost.transient for cost in costs),
+        sum(cost.flops for cost in costs),
+    )
+
+
+def _below(checkpoint: Checkpoint, layers: int, entered: _Input, named: str | None) -> tuple[Cost, int]:
+    """The layers that a text passes first, one after the other, and the bytes read for them."""
+    read, flops, peak = 0, 0, 0
+    for layer in range(layers):
+        sizes = _sizes(checkpoint, layer, whole=True)
+        cost = _layer_cost(sizes, entered, _compute_item(named, entered.item, sizes.item))
+        read, flops, peak = read + sizes.read, flops + cost.flops, max(peak, cost.bytes)
+    return Cost(peak, 0, flops), read
+
+
+def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes) -> Plan:
+    checkpoint = store.serving(
+        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
+    )
+    checkpoint.require_usable()
+    entered, named = _input(store, checkpoint, message, tensors), message.overrides.dtype
+    whole = message.part != "ffn" or entered.texts is not None
+    sizes = _sizes(checkpoint, message.layer, whole=whole)
+    if message.expert is not None:
+        sizes = sizes._replace(
+            network=network_size(layer_tensors(checkpoint, message.layer).network(message.expert)), experts=0
+        )
+        sizes = sizes._replace(read=sizes.network.read + (0 if sizes.attention is None else sizes.attention.read))
+    item = _compute_item(named, entered.item, sizes.item)
+    width, rows = sizes.network.d, entered.rows
+    held = rows * width * entered.item
+    if message.part == "attention" and sizes.attention is not None:
+        batch, tokens = entered.texts or (1, rows)
+        cost = attention_cost(sizes.attention, batch, tokens, item)
+        cost, read = cost._replace(held=cost.held + sizes.attention.held), sizes.attention.read
+    elif message.part == "layer":
+        cost, read = _layer_cost(sizes, entered, item), sizes.read
+    elif message.capture is not None and set(message.capture) <= WITHOUT_WEIGHTS and entered.texts is None:
+        cost, read = Cost(sizes.network.held + 2 * rows * width * item, 8 * rows * width, 0), sizes.read
+    else:
+        cost = network_cost(sizes.network, rows, item, recombined=0 if sizes.experts else min(rows, 32))
+        cost, read = cost._replace(held=cost.held + sizes.held), sizes.read
+    if message.return_tensors and message.dtype == "float32" and item != 4:
+        cost = cost._replace(held=cost.held + 4 * cost.held // item)
+    below, below_read = Cost(0, 0, 0), 0
+    if entered.texts is not None:
+        below, below_read = _below(checkpoint, message.layer, entered, named)
+        if message.part == "ffn":
+            attended = _layer_cost(sizes, entered, item)
+            below = Cost(max(below.bytes, attended.bytes - sizes.network.held), 0, below.flops)
+    cost = Cost(max(cost.held + held, below.bytes + held - cost.transient), cost.transient, cost.flops + below.flops)
+    return _planned(
+        read + below_read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,))
+    )
+
+
+def _likelihood(store: CheckpointStore, message: LikelihoodRequest, tensors: Shapes) -> Plan:
+    checkpoint = store.open(message.checkpoint, family=message.family, family_row=message.family_row)
+    checkpoint.require_usable()
+    entered = _input(store, checkpoint, message, tensors)
+    layers = layer_count(checkpoint)
+    below, read = _below(checkpoint, layers, entered, message.dtype)
+    head = head_entry(checkpoint) or embedding_entry(checkpoint)
+    if head is None or len(head.shape) != 2:
+        raise InvalidValue("there is no output head", field="checkpoint")
+    vocabulary, width = head.shape
+    item = _compute_item(message.dtype, entered.item, head.bytes // max(1, prod(head.shape)))
+    stored = min(head.bytes, HEAD_BYTES)
+    rows = max(1, min(vocabulary, stored * vocabulary // max(1, head.bytes)))
+    logits = min(LOGITS_BYTES, rows * (2 * entered.rows + width) * item)
+    top = stored + logits + 2 * entered.rows * width * item
+    flops = below.flops + 2 * entered.rows * width * vocabulary
+    held = entered.rows * width * item
+    return _planned(read + head.bytes + entered.read, Cost(max(below.bytes, top) + held, 0, flops))
+
+
+NORM_COPIES = 11
+"""float64 copies of x at the peak of norms/statistics."""
+
+
+def _norms(store: CheckpointStore, message: NormStatisticsRequest, tensors: Shapes) -> Plan:
+    if message.checkpoint is None:
+        found = _posted(message.x, tensors, "x", 8)
+        if found is None:
+            raise InvalidValue("x is missing", field="x")
+        entered = found
+    else:
+        checkpoint = store.open(
+            message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
+        )
+        checkpoint.require_usable()
+        entered = _input(store, checkpoint, message, tensors)
+    elements = entered.rows * entered.width
+    dense = 3 * elements * entered.width * 8 if message.jacobian else 0
+    return _planned(entered.read, Cost(elements * (entered.item + 8 * NORM_COPIES) + dense, 0, 2 * 20 * elements))
+
+
+def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors: Shapes) -> Plan:
+    if message.checkpoint is None:
+        entered = _posted(message.x, tensors, "x", 8)
+        matrix = _posted(message.matrix, tensors, "matrix", 8)
+        if entered is None or matrix is None:
+            raise InvalidValue("x or matrix is missing", field="x")
+        item, d = max(4, entered.item, matrix.item), entered.width
+        dense = d <= message.dense_up_to
+        at_once = entered.rows if dense else 1
+        outputs = 3 * entered.rows * (d + (d * d if dense else 0)) * item
+        held = entered.rows * d * entered.item + d * d * matrix.item + outputs
+        return _planned(0, Cost(held, 3 * at_once * d * d * item, 6 * 2 * entered.rows * d**3))
+    checkpoint = store.serving(
+        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
+    )
+    checkpoint.require_usable()
+    if message.layer is None:
+        raise InvalidValue("layer is missing", field="layer")
+    size = network_size(layer_tensors(checkpoint, message.layer).network(None))
+    entered = _input(store, checkpoint, message, tensors)
+    item, rows, d, m = max(4, entered.item, size.item), entered.rows, size.d, size.m
+    dense = d <= message.dense_up_to
+    at_once = rows if dense else 1
+    outputs = 3 * rows * (d + (d * d if dense else 0)) * item
+    cast = m * d * item if item != size.item else 0
+    inner = at_once * (3 * m * d + 2 * d * d) * item
+    cost = Cost(size.held + rows * d * (entered.item + item) + outputs, cast + inner, 3 * 2 * rows * m * d * (d + 3))
+    return _planned(size.read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,)))
+
+
+def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shapes) -> Plan:
+    checkpoint = store.serving(message.checkpoint)
+    checkpoint.require_usable()
+    entered = _input(store, checkpoint, message, tensors)
+    coupled = message.part in {"attention", "layer"}
+    every = [_sizes(checkpoint, layer, whole=coupled) for layer in message.layers]
+    placements = message.placement if isinstance(message.placement, tuple) else (message.placement,)
+    costs: list[Cost] = []
+    for sizes in every:
+        item = max(4, entered.item, sizes.item)
+        if coupled:
+            costs.append(coupled_cost(sizes.network, sizes.attention, entered.rows, item, message))
+        else:
+            costs.append(jacobian_cost(sizes.network, entered.rows, item, message))
+    held = entered.rows * entered.width * (entered.item + 4)
+    peak = max(cost.bytes for cost in costs)
+    flops = max(1, len(placements)) * sum(cost.flops for cost in costs)
+    if message.depth:
+        chain = depth_cost([sizes.network for sizes in every], entered.rows, entered.item, message)
+        peak, flops = max(peak, chain.bytes), flops + chain.flops
+    read = sum(sizes.read for sizes in every) + entered.read
+    pinned = store.pinned_bytes(message.checkpoint, message.layers)
+    return _planned(read, Cost(peak + held, 0, flops), pinned=pinned)
+
+
+def _explain(store: CheckpointStore, message: ExplainRequest, tensors: Shapes) -> Plan:
+    checkpoint = store.serving(message.checkpoint)
+    checkpoint.require_usable()
+    sizes = _sizes(checkpoint, message.layer, whole=False)
+    network = sizes.network
+    rows = max((prod(tensor.shape[:-1]) for tensor in tensors.values()), default=0)
+    replayed = min(rows, 256)
+    posted = sum(prod(tensor.shape) * DTYPE_BITS.get(tensor.dtype, 32) // 8 for tensor in tensors.values())
+    wide = 8 * (network.elements + replayed * (6 * network.m + 8 * network.d))
+    return _planned(network.read, Cost(network.held + posted + wide, 0, 2 * 40 * replayed * network.elements))
+
+
+AUDIT_BYTES = 16 << 20
+"""Of an audit whatever the checkpoint: pieces that are read ahead, and what they are widened to."""
+
+AUDIT_LAYER_BYTES = 80 << 20
+"""What the evidence of one layer takes at most: rows go by, and are not kept."""
+
+
+def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Plan:
+    del tensors
+    checkpoint = store.open(message.checkpoint, family=message.family, family_row=message.family_row)
+    largest = 0
+    known = checkpoint.family is not None and checkpoint.trunk is not None
+    for layer in (*checkpoint.layer_indices[:1], *checkpoint.layer_indices[-1:]) if known else ():
+        try:
+            largest = max(largest, _sizes(checkpoint, layer, whole=False).network.held)
+        except GlassblockError:  # what does not fit is a finding, and no reason not to audit
+            continue
+    total = checkpoint.bytes
+    largest = largest or max((entry.bytes for entry in checkpoint.entries.values()), default=0)
+    return _planned(total, Cost(min(3 * largest, AUDIT_LAYER_BYTES) + AUDIT_BYTES, 0, 8 * total))
+
+
+_MESSAGES: Mapping[PlannedOperation, type[Request]] = {
+    "run_block": BlockRunRequest,
+    "explain_block": ExplainRequest,
+    "norm_statistics": NormStatisticsRequest,
+    "compare_residuals": ResidualCompareRequest,
+    "jacobians": JacobiansRequest,
+    "likelihoods": LikelihoodRequest,
+    "start_audit": AuditRequest,
+}
+_PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]] = {
+    "run_block": _block_run,
+    "explain_block": _explain,
+    "norm_statistics": _norms,
+    "compare_residuals": _residuals,
+    "jacobians": _jacobians,
+    "likelihoods": _likelihood,
+    "start_audit": _audit,
+}

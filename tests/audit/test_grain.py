@@ -1,0 +1,39 @@
+"""On which grid numbers lie: told of codes in any dtype, and of nothing that was trained."""
+
+import pytest
+import torch
+from glassblock.audit.grain import Grain
+from torch import Tensor
+
+CODES = torch.randn(4096, generator=torch.Generator().manual_seed(0)) * 60
+
+
+def grids(numbers: Tensor) -> set[str]:
+    return set(Grain().and_then(numbers).grids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_codes_keep_their_grid_in_every_dtype(dtype: torch.dtype) -> None:
+    assert "e4m3" in grids(CODES.clamp(-448, 448).to(torch.float8_e4m3fn).to(dtype))
+    assert "integer" in grids(CODES.clamp(-127, 127).round().to(dtype))
+    assert "e2m1" in grids(torch.tensor([0.5, -1.5, 6.0, 3.0, 0.0]).repeat(100).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numbers_that_are_no_codes_are_on_none(dtype: torch.dtype) -> None:
+    assert grids((CODES / 3).to(dtype)) == set()
+
+
+def test_one_number_off_the_grid_is_seen_in_any_piece() -> None:
+    codes = CODES.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    off = codes.clone()
+    off[-1] = 0.3
+    assert "e4m3" in grids(codes)
+    assert grids(off) == set()
+    assert Grain().and_then(codes).and_then(off).grids == frozenset()
+
+
+def test_float32_that_bfloat16_would_hold() -> None:
+    assert Grain().and_then(CODES.to(torch.bfloat16).float()).narrow
+    assert not Grain().and_then(CODES).narrow
+    assert not Grain().and_then(CODES.to(torch.bfloat16)).narrow

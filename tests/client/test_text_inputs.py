@@ -1,0 +1,101 @@
+"""Texts on the command line: `run` and `likelihood` send what they were given, and say what they cannot read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from glassblock.wire.framing import frame
+from glassblock_client.tensors import wire_from_array
+
+from client.fake_service import FakeService
+from client.test_clients import LIKELIHOOD, block_answer
+from client.test_command_line import invoke
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def written(path: Path, ids: Any) -> Path:
+    if path.suffix == ".json":
+        path.write_text(json.dumps(ids))
+    elif path.suffix == ".npy":
+        np.save(path, np.array(ids))
+    else:
+        path.write_bytes(b"".join(frame("request", "{}", {"token_ids": wire_from_array(np.array(ids, np.int64))})))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "sent"),
+    [
+        (["--token-ids", "1, 2,3"], {"token_ids": [1, 2, 3]}),
+        (["--text", "the cat"], {"text": "the cat"}),
+    ],
+    ids=["ids", "text"],
+)
+def test_a_text_is_sent_as_it_was_given(checkpoint: Path, words: list[str], sent: dict[str, Any]) -> None:
+    service = FakeService({"POST /v1/likelihoods": LIKELIHOOD})
+    result = invoke(service, "likelihood", checkpoint, *words)
+    assert result.exit_code == 0, result.output
+    assert service.sent() == {"checkpoint": "tiny", **sent}
+    assert "mean ln p" in result.stdout
+    assert "-0.500000" in result.stdout
+    assert "1.64872" in result.stdout  # exp(0.5)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy", ".safetensors"])
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3, 4]]], ids=["one", "two"])
+def test_tokens_come_from_files(checkpoint: Path, tmp_path: Path, suffix: str, ids: Any) -> None:
+    service = FakeService({"POST /v1/likelihoods": LIKELIHOOD})
+    result = invoke(service, "likelihood", checkpoint, "--tokens", written(tmp_path / f"ids{suffix}", ids))
+    assert result.exit_code == 0, result.output
+    assert service.sent()["token_ids"] == ids
+
+
+def test_run_sends_part_expert_and_text(checkpoint: Path) -> None:
+    service = FakeService({"POST /v1/blocks/run": block_answer(part="layer", activation=None, token_ids=[1, 2])})
+    result = invoke(service, "run", checkpoint, "--layer", 3, "--part", "layer", "--token-ids", "1,2")
+    assert result.exit_code == 0, result.output
+    assert service.sent() == {"checkpoint": "tiny", "layer": 3, "part": "layer", "token_ids": [1, 2]}
+    assert "layer 0, layer" in result.stdout  # of the answer
+    for word, number in (("3", 3), ("shared", "shared")):
+        result = invoke(service, "run", checkpoint, "--layer", 0, "--expert", word, "--sample", 2)
+        assert result.exit_code == 0, result.output
+        assert service.sent()["expert"] == number
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "give one of --token-ids"),
+        (["--text", "a", "--token-ids", "1"], "give one of --token-ids"),
+        (["--token-ids", "1,two"], "'two' is no number"),
+        (["--tokens", "absent.json"], "is no file"),
+        (["--tokens", "{tmp}/ids.txt"], "is none of .json, .npy and .safetensors"),
+        (["--tokens", "{tmp}/halves.npy"], "token ids are integers"),
+        (["--tokens", "{tmp}/broken.json"], "cannot be read"),
+        (["--tokens", "{tmp}/object.json"], "holds no list"),
+    ],
+    ids=["nothing", "two", "a word", "absent", "a suffix", "halves", "broken", "no list"],
+)
+def test_what_is_no_text_is_one_error_line(checkpoint: Path, tmp_path: Path, words: list[str], says: str) -> None:
+    (tmp_path / "ids.txt").write_text("1 2")
+    np.save(tmp_path / "halves.npy", np.array([0.5, 1.0]))
+    (tmp_path / "broken.json").write_text("[1,")
+    (tmp_path / "object.json").write_text("{}")
+    result = invoke(FakeService({}), "likelihood", checkpoint, *(word.format(tmp=tmp_path) for word in words))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert says in result.stderr.replace("\n", " ")
+
+
+def test_an_expert_that_is_no_number_is_told(checkpoint: Path) -> None:
+    result = invoke(FakeService({}), "run", checkpoint, "--layer", 0, "--expert", "first", "--sample", 2)
+    assert result.exit_code == 2
+    assert "'first' is no number" in result.stderr

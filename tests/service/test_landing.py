@@ -1,0 +1,182 @@
+"""Large bodies over a real socket: received where they will lie, whole or refused, and the connection lives on."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import h11
+import numpy as np
+import pytest
+from glassblock.api.bodies import LANDING_BYTES
+from glassblock.wire import framing
+from glassblock_client import Client
+from glassblock_client.tensors import wire_from_array
+from makers import tiny_checkpoint
+
+D = 48
+ROWS = 20_000
+X = np.random.default_rng(0).standard_normal((ROWS, D), dtype=np.float32)
+RUN = "/v1/blocks/run"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder = tmp_path_factory.mktemp("landing")
+    tiny_checkpoint("llama", folder / "llama")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = [sys.executable, "-m", "glassblock_client", "serve", "--checkpoints", str(folder), "--port", str(port)]
+    told = os.environ | {"GLASSBLOCK_SILENCE_SECONDS": "1", "GLASSBLOCK_MAX_BODY_MIB": "16"}
+    with subprocess.Popen(serve, env=told, stderr=subprocess.DEVNULL) as service:
+        try:
+            with Client(f"http://127.0.0.1:{port}") as client:
+                for _ in range(600):
+                    try:
+                        client.ready()
+                        break
+                    except Exception:
+                        time.sleep(0.1)
+            yield port
+        finally:
+            service.terminate()
+
+
+@pytest.fixture
+def wire(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        yield wire
+
+
+def _body() -> bytes:
+    message = json.dumps({"checkpoint": "llama", "layer": 0, "capture": ["x"], "return_tensors": True})
+    return b"".join(framing.frame("request", message, {"x": wire_from_array(X)}))
+
+
+def _head(length: int, *further: str) -> bytes:
+    lines = [f"POST {RUN} HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *further]
+    kinds = [f"Content-Type: {framing.MEDIA_TYPE}", f"Accept: {framing.MEDIA_TYPE}"]
+    return "\r\n".join([*lines, *kinds, "", ""]).encode()
+
+
+def _answer(wire: socket.socket) -> tuple[int, bytes]:
+    answer = http.client.HTTPResponse(wire)
+    answer.begin()
+    return answer.status, answer.read()
+
+
+def _check_echo(status: int, body: bytes) -> None:
+    assert status == 200, body[:300]
+    _, tensors = framing.unframe("response", memoryview(body))
+    assert bytes(tensors["x"].data) == X.tobytes()
+
+
+def test_the_body_is_large_enough_for_its_own_way() -> None:
+    assert len(_body()) > LANDING_BYTES
+
+
+def test_what_was_sent_comes_back_again_and_again_over_one_connection(wire: socket.socket) -> None:
+    body = _body()
+    for _ in range(3):
+        wire.sendall(_head(len(body)))
+        wire.sendall(body)
+        _check_echo(*_answer(wire))
+
+
+@pytest.mark.parametrize("first", [0, 1, 70_000, LANDING_BYTES - 1, -2, -1])
+def test_a_pause_anywhere_in_the_body_does_no_harm(wire: socket.socket, first: int) -> None:
+    body = _body()
+    cut = first % len(body)
+    wire.sendall(_head(len(body)) + body[:cut])
+    time.sleep(0.15)
+    wire.sendall(body[cut:])
+    _check_echo(*_answer(wire))
+
+
+def test_the_next_request_may_come_right_behind(wire: socket.socket) -> None:
+    body = _body()
+    wire.sendall(_head(len(body)))
+    wire.sendall(body + b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    came = b""
+    while b'"alive"' not in came:  # by hand: a reader of one answer would take some of the next
+        more = wire.recv(1 << 20)
+        assert more, came[-300:]
+        came += more
+    assert came.count(b"HTTP/1.1 200 OK") == 2
+    assert X.tobytes() in came
+
+
+def test_a_caller_who_asks_first_is_told_to_go_on(wire: socket.socket) -> None:
+    body = _body()
+    wire.sendall(_head(len(body), "Expect: 100-continue"))
+    assert wire.recv(4096).startswith(b"HTTP/1.1 100")
+    wire.sendall(body)
+    _check_echo(*_answer(wire))
+
+
+def test_chunked_bodies_take_the_usual_way(wire: socket.socket) -> None:
+    body = _body()
+    head = _head(0, "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+    pieces = [body[start : start + 300_000] for start in range(0, len(body), 300_000)]
+    wire.sendall(head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n")
+    _check_echo(*_answer(wire))
+
+
+def test_silence_in_the_middle_is_told_and_harms_nobody_else(wire: socket.socket, port: int) -> None:
+    body = _body()
+    wire.sendall(_head(len(body)) + body[: len(body) // 2])
+    status, told = _answer(wire)
+    assert (status, json.loads(told)["field"]) == (408, "body")
+    _check_alive(port)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999999])
+def test_a_caller_who_hangs_up_harms_nobody_else(wire: socket.socket, port: int, share: float) -> None:
+    body = _body()
+    wire.sendall(_head(len(body)) + body[: int(share * len(body))])
+    time.sleep(0.1)
+    wire.close()
+    _check_alive(port)
+
+
+def test_more_than_the_limit_is_refused_before_it_comes(wire: socket.socket, port: int) -> None:
+    wire.sendall(_head(17 << 20) + b"x" * 100_000)
+    assert _answer(wire)[0] == 413
+    _check_alive(port)
+
+
+def test_what_was_received_is_counted(port: int, wire: socket.socket) -> None:
+    def counted() -> float:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            lines = client.metrics().splitlines()
+        rows = [line for line in lines if line.startswith('glassblock_received_bytes_total{endpoint="run_block"}')]
+        return float(rows[0].split()[-1])
+
+    body = _body()
+    wire.sendall(_head(len(body)) + body)
+    _check_echo(*_answer(wire))
+    before = counted()
+    wire.sendall(_head(len(body)) + body)
+    _check_echo(*_answer(wire))
+    assert counted() - before == len(body)
+
+
+def _check_alive(port: int) -> None:
+    with Client(f"http://127.0.0.1:{port}") as client:
+        assert client.live().status == "alive"
+        run: Any = client.run_block("llama", 0, x=X, capture=("x",), return_tensors=True)
+        assert run.tensors["x"].tobytes() == X.tobytes()
+
+
+def test_the_module_says_what_it_relies_on() -> None:
+    """h11's own count of what is still to come has no public name; without it every body takes the usual way."""
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(_head(5))
+    connection.next_event()
+    assert connection._reader._remaining == 5  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]

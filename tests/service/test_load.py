@@ -1,0 +1,277 @@
+"""Many callers: turns, full lines, deadlines, shared computations, answers that are told by their tag or stored."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from glassblock.api.app import create_app
+from glassblock.api.entry import in_process
+from glassblock.api.flights import Flights
+from glassblock.api.lanes import FairLane
+from glassblock.api.results import Rendered, StoredAnswers
+from glassblock.api.settings import Settings
+from glassblock.errors import InvalidValue, NoRoom
+from glassblock.operations import block_runs
+from makers import tiny_checkpoint
+
+BODY = {"checkpoint": "model", "layer": 0, "sample": {"rows": 2, "seed": 0}}
+
+
+def test_callers_take_turns_and_a_full_line_is_told() -> None:
+    served: list[str] = []
+
+    async def asks(lane: FairLane, caller: str) -> None:
+        async with lane.slot(caller):
+            served.append(caller)
+            await anyio.sleep(0)
+
+    async def main() -> None:
+        lane = FairLane(1, 5)
+        async with anyio.create_task_group() as group, lane.slot("first"):
+            for caller in ("greedy", "greedy", "greedy", "greedy", "modest"):
+                group.start_soon(asks, lane, caller)
+            await anyio.wait_all_tasks_blocked()
+            assert (lane.working, lane.waiting) == (1, 5)
+            with pytest.raises(NoRoom) as refused:
+                await asks(lane, "late")
+            assert refused.value.retry_after is not None
+        assert (lane.working, lane.waiting) == (0, 0)
+
+    anyio.run(main)
+    assert served == ["greedy", "modest", "greedy", "greedy", "greedy"]
+
+
+def test_who_gives_up_waiting_leaves_the_line() -> None:
+    async def main() -> None:
+        lane = FairLane(1, 5)
+        async with lane.slot("first"):
+            with anyio.move_on_after(0.01):
+                async with lane.slot("impatient"):
+                    raise AssertionError
+            assert lane.waiting == 0
+        async with lane.slot("next"):
+            assert lane.working == 1
+        assert lane.working == 0
+
+    anyio.run(main)
+
+
+def test_the_same_is_computed_once_and_ends_when_nobody_waits() -> None:
+    began: list[str] = []
+    ended: list[str] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            flights = Flights[str](group)
+            go_on = anyio.Event()
+
+            async def work() -> str:
+                began.append("work")
+                try:
+                    await go_on.wait()
+                except BaseException:
+                    ended.append("stopped")
+                    raise
+                return "done"
+
+            got: list[str] = []
+
+            async def ask(seconds: float) -> None:
+                with anyio.move_on_after(seconds):
+                    got.append(await flights.run("key", work))
+
+            async with anyio.create_task_group() as callers:
+                callers.start_soon(ask, 10)
+                callers.start_soon(ask, 0.01)  # goes before the end, and takes nothing with it
+                callers.start_soon(ask, 10)
+                await anyio.sleep(0.05)
+                go_on.set()
+            assert (began, got, ended, flights.shared) == (["work"], ["done", "done"], [], 2)
+            go_on = anyio.Event()
+            await ask(0.01)
+            await anyio.wait_all_tasks_blocked()
+            assert ended == ["stopped"]
+
+            async def fails() -> str:
+                raise InvalidValue("no")
+
+            for _ in range(2):
+                with pytest.raises(InvalidValue):
+                    await flights.run("other", fails)
+
+    anyio.run(main)
+
+
+def answer(text: bytes, **headers: str) -> Rendered:
+    return Rendered(200, headers, "application/json", (text,))
+
+
+def test_answers_survive_a_restart_and_a_damaged_one_is_removed(tmp_path: Path) -> None:
+    stored = StoredAnswers(tmp_path, 1 << 20)
+    stored.put("one", answer(b"{}", Location="/there"))
+    stored.put("two", answer(b"[]"))
+    (tmp_path / "tmpxyz").write_bytes(b"left behind")
+    again = StoredAnswers(tmp_path, 1 << 20)
+    found = again.get("one")
+    assert found is not None
+    assert (found.status, found.headers, bytes(found.chunks[0])) == (200, {"Location": "/there"}, b"{}")
+    damaged = tmp_path / "two.answer"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    assert again.get("two") is None
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["one.answer"]
+    assert again.counted()[1:] == (1, 1, 1)
+
+
+def test_the_least_recently_used_answers_leave_first(tmp_path: Path) -> None:
+    stored = StoredAnswers(tmp_path, 2500)
+    for key in ("a", "b"):
+        stored.put(key, answer(b"x" * 300))
+    assert stored.get("a") is not None
+    for key in ("c", "d", "e", "f", "g"):
+        stored.put(key, answer(b"x" * 300))
+    assert stored.get("b") is None
+    assert stored.get("a") is not None
+    stored.put("large", answer(b"x" * 2000))
+    assert stored.get("large") is None, "one answer does not push out all others"
+    assert sum(item.stat().st_size for item in tmp_path.iterdir()) <= 2500
+
+
+def test_a_disk_that_is_full_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    stored = StoredAnswers(tmp_path, 1 << 20)
+    monkeypatch.setattr("glassblock.api.results.os.replace", full)
+    stored.put("one", answer(b"{}"))
+    assert stored.get("one") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Callable[..., httpx.Client]]:
+    tiny_checkpoint("llama", tmp_path / "roots" / "model")
+    opened: list[Any] = []
+
+    def start(**given: Any) -> httpx.Client:
+        context = in_process(create_app(Settings(roots=(tmp_path / "roots",), device="cpu", **given)))
+        opened.append(context)
+        return httpx.Client(base_url="http://glassblock", transport=context.__enter__())
+
+    yield start
+    for context in opened:
+        context.__exit__(None, None, None)
+
+
+class Slow:
+    """A run that takes until it is let go, and counts itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.go_on, self.stopped = 0, threading.Event(), threading.Event()
+        self._run = block_runs.run
+        monkeypatch.setattr("glassblock.operations.block_runs.run", self)
+
+    def __call__(self, *arguments: Any, watch: Any) -> Any:
+        self.count += 1
+        try:
+            while not self.go_on.wait(0.01):
+                watch.at(0, 1, "waiting")
+        except BaseException:
+            self.stopped.set()
+            raise
+        return self._run(*arguments, watch=watch)
+
+
+def test_the_same_request_at_the_same_time_is_computed_once(
+    service: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, slow = service(), Slow(monkeypatch)
+    with ThreadPoolExecutor(5) as callers:
+        calls = [callers.submit(http.post, "/v1/blocks/run", json=BODY) for _ in range(4)]
+        time.sleep(0.3)
+        other = callers.submit(http.post, "/v1/blocks/run", json={**BODY, "layer": 1})
+        slow.go_on.set()
+        answers = [call.result() for call in (*calls, other)]
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert slow.count == 2
+    assert len({answer.content for answer in answers[:4]}) == 1
+
+
+def test_a_full_line_is_503_and_hostile_bodies_do_not_stand_in_it(
+    service: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, slow = service(queue=1), Slow(monkeypatch)
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(http.post, "/v1/blocks/run", json=BODY)
+        second = callers.submit(http.post, "/v1/blocks/run", json={**BODY, "layer": 1})
+        deadline = time.monotonic() + 20
+        while 'glassblock_line{lane="heavy",state="waiting"} 1.0' not in http.get("/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        refused = http.post("/v1/blocks/run", json={**BODY, "sample": {"rows": 3, "seed": 0}})
+        assert (refused.status_code, refused.json()["code"]) == (503, "no-room")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (
+            http.post("/v1/blocks/run", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+        )
+        slow.go_on.set()
+        assert (first.result().status_code, second.result().status_code) == (200, 200)
+
+
+def test_a_deadline_is_kept_and_the_work_stopped(
+    service: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, slow = service(), Slow(monkeypatch)
+    late = http.post("/v1/blocks/run", json=BODY, headers={"Prefer": "wait=1"})
+    assert (late.status_code, late.json()["code"]) == (504, "service-unavailable")
+    assert slow.stopped.wait(5)
+    slow.go_on.set()
+    met = http.post("/v1/blocks/run", json=BODY, headers={"Prefer": "respond-async, wait=30"})
+    assert (met.status_code, met.headers["preference-applied"]) == (200, "wait=30")
+    assert http.get("/v1/rules", headers={"Prefer": "wait=30"}).status_code == 200
+    for wrong in ("wait=0", "wait=soon", "wait", "wait=9999999"):
+        refused = http.post("/v1/blocks/run", json=BODY, headers={"Prefer": wrong})
+        assert (refused.status_code, refused.json()["field"]) == (422, "Prefer")
+
+
+def test_answers_have_tags_and_are_stored(
+    service: Callable[..., httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    http, counted = service(data=data), Slow(monkeypatch)
+    counted.go_on.set()
+    first = http.post("/v1/blocks/run", json=BODY)
+    tag = first.headers["etag"]
+    assert http.post("/v1/blocks/run", json=BODY, headers={"If-None-Match": tag}).status_code == 304
+    deadline = time.monotonic() + 20
+    while not list((data / "answers").glob("*.answer")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    again = http.post("/v1/blocks/run", json=BODY)
+    assert (again.content, again.headers["etag"], counted.count) == (first.content, tag, 1)
+    as_tensors = {**BODY, "return_tensors": True}
+    form = {"Accept": "application/x-safetensors"}
+    sent = [http.post("/v1/blocks/run", json=as_tensors, headers=form).content for _ in range(2)]
+    assert sent[0] == sent[1]
+    restarted = service(data=data)
+    assert restarted.post("/v1/blocks/run", json=BODY).content == first.content
+    tiny_checkpoint("llama", tmp_path / "roots" / "model", seed=1)
+    changed = http.post("/v1/blocks/run", json=BODY, headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.headers["etag"] == tag) == (200, False)
+    sizes = {"d_model": 8, "d_ff": 32, "kind": "gated"}
+    budget = http.post("/v1/budgets", json=sizes)
+    held = {"If-None-Match": budget.headers["etag"]}
+    assert http.post("/v1/budgets", json=sizes, headers=held).status_code == 304
+    assert http.post("/v1/budgets", json=sizes, headers={"If-None-Match": "*"}).status_code == 200
+
+
+def test_nothing_is_stored_without_a_folder(service: Callable[..., httpx.Client], tmp_path: Path) -> None:
+    http = service()
+    assert http.post("/v1/blocks/run", json=BODY).status_code == 200
+    assert "glassblock_answers_bytes" not in http.get("/metrics").text
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["roots"]

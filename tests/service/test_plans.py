@@ -1,0 +1,119 @@
+"""Estimates against what torch's allocator really gave out: never below it, and at most twice as much."""
+
+import gc
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from glassblock.errors import InvalidValue, UnknownCheckpoint
+from glassblock.operations import plans
+from glassblock.operations.operations import Operations
+from glassblock.operations.store import CheckpointStore
+from glassblock.wire.framing import WireTensor
+from glassblock.wire.plans import PlannedOperation, TensorShape
+from glassblock_client import Client
+from makers import Tiny, tiny_checkpoint
+
+# A layer wide enough that its arrays, and not what every operation takes, are measured.
+WIDE = Tiny(hidden=192, intermediate=512, layers=3, heads=3, kv_heads=1, head_dim=64, vocab=512)
+
+CASES: dict[str, tuple[PlannedOperation, dict[str, Any], tuple[int, int] | None]] = {
+    "one row": ("run_block", {"layer": 1, "sample": {"rows": 1, "seed": 0}}, None),
+    "rows": ("run_block", {"layer": 1, "sample": {"rows": 512, "seed": 0}}, None),
+    "posted": ("run_block", {"layer": 1}, (2048, 192)),
+    "bfloat16": ("run_block", {"layer": 1, "overrides": {"dtype": "bfloat16"}}, (2048, 192)),
+    "float64": ("run_block", {"layer": 1, "overrides": {"dtype": "float64"}}, (2048, 192)),
+    "normed alone": ("run_block", {"layer": 1, "capture": ["normed"]}, (4096, 192)),
+    "attention": ("run_block", {"layer": 1, "part": "attention"}, (1024, 192)),
+    "layer": ("run_block", {"layer": 1, "part": "layer"}, (1024, 192)),
+    "text": ("run_block", {"layer": 2, "token_ids": list(range(256)), "part": "layer"}, None),
+    "text, network": ("run_block", {"layer": 2, "token_ids": list(range(256))}, None),
+    "likelihoods": ("likelihoods", {"token_ids": list(range(256))}, None),
+    "norms": ("norm_statistics", {"layer": 1, "norm": "ffn_in"}, (2048, 192)),
+    "residuals": ("compare_residuals", {"layer": 1, "dense_up_to": 256}, (24, 192)),
+    "residuals by rows": ("compare_residuals", {"layer": 1, "dense_up_to": 8}, (24, 192)),
+    "jacobians, few": ("jacobians", {"layers": [1], "norms": ["frobenius"]}, (4, 192)),
+    "jacobians": ("jacobians", {"layers": [1], "norms": ["frobenius", "trace"]}, (256, 192)),
+    "spectral": ("jacobians", {"layers": [1], "norms": ["spectral"]}, (64, 192)),
+}
+
+TWICE = "text, network"
+"""Here nothing stays on the device, so that the network is read with its layer and again alone."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
+    folder = tmp_path_factory.mktemp("plans")
+    tiny_checkpoint("llama", folder / "wide", tiny=WIDE, dtype=torch.bfloat16)
+    # Nothing stays: every request takes all of its peak anew.
+    return CheckpointStore([folder], device="cpu", resident_bytes=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_estimate_is_never_below_the_peak_and_at_most_twice_it(store: CheckpointStore, case: str) -> None:
+    operation, message, shape = CASES[case]
+    model = plans._MESSAGES[operation]  # pyright: ignore[reportPrivateUsage]
+    request = model.model_validate({"checkpoint": "wide", **message})
+    tensors: dict[str, WireTensor] = {}
+    if shape is not None:
+        rows = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        tensors["x"] = WireTensor("F32", shape, memoryview(bytearray(rows.tobytes())))
+    arguments = (request,) if operation == "likelihoods" else (request, tensors)
+    call = getattr(Operations(store), operation)
+    plan = plans.estimate(store, operation, request, tensors)
+    peak, answer = peak_of(lambda: call(*arguments).answer)
+    assert peak <= plan.peak_bytes <= 2 * peak + plans.SMALL_BYTES
+    if hasattr(answer, "read") and operation not in {"norm_statistics", "jacobians"} and case != TWICE:
+        assert plan.bytes_read == pytest.approx(answer.read.bytes, rel=0.02), "gains of norms are not counted"
+    assert (plan.flops > 0) is (case not in {"normed alone"})
+
+
+def peak_of(work: Callable[[], Any]) -> tuple[int, Any]:
+    """The most bytes that torch's allocator had given out at once during `work`, above those before."""
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        answer = work()
+    waiting = list(cast("Any", profile).profiler.kineto_results.experimental_event_tree())
+    events: list[Any] = []
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag == torch._C._profiler._EventType.Allocation:  # pyright: ignore
+            events.append(event)
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_time_ns):
+        held += event.extra_fields.alloc_size
+        peak = max(peak, held)
+    return peak, answer
+
+
+def test_a_plan_over_http_does_nothing(client: Client) -> None:
+    client.evict("llama")
+    quote = client.plan("run_block", {"checkpoint": "llama", "layer": 0, "sample": {"rows": 4}})
+    assert quote.fits == "now"
+    assert 0 < quote.peak_bytes < quote.budget_bytes
+    assert client.run_block("llama", 0, x=np.ones((1, 48), np.float32)).answer.read.bytes > 0, "nothing was read"
+    posted = client.plan("run_block", {"checkpoint": "llama", "layer": 0}, tensors={"x": (10**9, 48)})
+    assert posted.fits == "never"
+    assert posted.flops > 10**9 * quote.flops // 8
+    wide = {"x": TensorShape(dtype="F64", shape=(10**6, 48))}
+    double = client.plan("run_block", {"checkpoint": "llama", "layer": 0}, tensors=wide)
+    single = client.plan("run_block", {"checkpoint": "llama", "layer": 0}, tensors={"x": (10**6, 48)})
+    assert 1.5 < double.peak_bytes / single.peak_bytes < 2.5
+    assert client.plan("start_audit", {"checkpoint": "llama"}).bytes_read > 0
+
+
+def test_a_plan_of_nothing_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        client.plan("run_block", {"checkpoint": "llama"})
+    assert refused.value.field == "request.layer"
+    with pytest.raises(InvalidValue):
+        client.plan("run_block", {"checkpoint": "llama", "layer": 99, "sample": {"rows": 4}})
+    with pytest.raises(UnknownCheckpoint):
+        client.plan("start_audit", {"checkpoint": "nothing"})
+
+
+def test_every_row_has_a_message() -> None:
+    assert plans._MESSAGES.keys() == plans._PLANS.keys()  # pyright: ignore[reportPrivateUsage]

@@ -469,6 +469,7 @@ class AsyncClient:
         against_name: str = "against",
         rules: Sequence[str] | None = None,
         certify: bool = False,
+        digest: Literal["fast", "sha256", "none"] = "fast",
         reference: str | None = None,
         captures: str | None = None,
         idempotency_key: str | None = None,
@@ -483,6 +484,7 @@ class AsyncClient:
             against_name: what findings call that config.
             rules: rules to apply; all when left out.
             certify: compute the certified bound of every tensor, not of suspects alone.
+            digest: of each tensor's bytes: fast, or one that cannot be forged, or none.
             reference: name of another checkpoint, to compare every tensor with.
             captures: name of a safetensors file, or a folder of them, with tensors captured in an engine.
             idempotency_key: of your choosing; asked again with the same key, the same audit is the answer.
@@ -496,6 +498,7 @@ class AsyncClient:
             against_name=against_name,
             rules=None if rules is None else tuple(rules),
             certify=certify,
+            digest=digest,
             reference=reference,
             captures=captures,
         )
@@ -625,6 +628,7 @@ class AsyncClient:
         against_name: str = "against",
         rules: Sequence[str] | None = None,
         certify: bool = False,
+        digest: Literal["fast", "sha256", "none"] = "fast",
         reference: str | None = None,
         captures: str | None = None,
         on_progress: OnProgress | None = None,
@@ -647,6 +651,7 @@ class AsyncClient:
             against_name=against_name,
             rules=rules,
             certify=certify,
+            digest=digest,
             reference=reference,
             captures=captures,
         )

@@ -467,6 +467,7 @@ class Client:
         against_name: str = "against",
         rules: Sequence[str] | None = None,
         certify: bool = False,
+        digest: Literal["fast", "sha256", "none"] = "fast",
         reference: str | None = None,
         captures: str | None = None,
         idempotency_key: str | None = None,
@@ -481,6 +482,7 @@ class Client:
             against_name: what findings call that config.
             rules: rules to apply; all when left out.
             certify: compute the certified bound of every tensor, not of suspects alone.
+            digest: of each tensor's bytes: fast, or one that cannot be forged, or none.
             reference: name of another checkpoint, to compare every tensor with.
             captures: name of a safetensors file, or a folder of them, with tensors captured in an engine.
             idempotency_key: of your choosing; asked again with the same key, the same audit is the answer.
@@ -494,6 +496,7 @@ class Client:
             against_name=against_name,
             rules=None if rules is None else tuple(rules),
             certify=certify,
+            digest=digest,
             reference=reference,
             captures=captures,
         )
@@ -623,6 +626,7 @@ class Client:
         against_name: str = "against",
         rules: Sequence[str] | None = None,
         certify: bool = False,
+        digest: Literal["fast", "sha256", "none"] = "fast",
         reference: str | None = None,
         captures: str | None = None,
         on_progress: OnProgress | None = None,
@@ -645,6 +649,7 @@ class Client:
             against_name=against_name,
             rules=rules,
             certify=certify,
+            digest=digest,
             reference=reference,
             captures=captures,
         )

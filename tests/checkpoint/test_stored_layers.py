@@ -182,7 +182,7 @@ def test_a_part_that_is_missing_is_told_by_name(tmp_path: Path, form: str, missi
     assert {fault.tensor for fault in faults} == {
         f"model.layers.0.mlp.{part}_proj.{missing}" for part in ("gate", "up", "down")
     }
-    assert {fault.kind for fault in faults} == {"quantised"}
+    assert {fault.kind for fault in faults} == {"scale-missing"}
     with pytest.raises(FamilyMismatch, match=f"{missing} is missing") as error:
         load_feed_forward(checkpoint, 0, "cpu", ReadMeter())
     assert error.value.tensor == faults[0].tensor

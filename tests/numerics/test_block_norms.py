@@ -6,19 +6,21 @@ import pytest
 import torch
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import activation_named, product
-from glassblock.numerics.block import Placement
+from glassblock.numerics.block import Placement, residual_output
 from glassblock.numerics.block_jacobians import Part, block_jacobian
 from glassblock.numerics.block_norms import METHODS, REDO_ABOVE, BlockNorms, block_norms, norm_plan
 from glassblock.numerics.condition_numbers import condition_numbers
 from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.finite_difference_check import check_block
 from glassblock.numerics.gram_norms import norms_from_grams
 from glassblock.numerics.layer_grams import layer_grams
+from glassblock.numerics.residual_jacobians import residual_jacobian
 from glassblock.numerics.spectral_bracket import spectral_bracket
 from glassblock.numerics.spectral_request import Certificate, SpectralRequest
 from glassblock.numerics.watching import ComputationCancelled, Watch
 from torch import Tensor
 
-from numerics.makers import make_feed_forward, make_wiring, random_tensor, unit_norm
+from numerics.makers import central_differences, make_feed_forward, make_norm, make_wiring, random_tensor, unit_norm
 from numerics.test_block_jacobians import NETWORKS, oracle
 
 D, M, TOKENS = 12, 37, 3  # M spans two blocks, the second of another size
@@ -355,3 +357,44 @@ def test_everything_is_made_where_the_inputs_are(placement: Placement, dtype: to
         for method in ("dense", "inverse"):
             found = condition_numbers(x, network, wiring.to(dtype), method=method)
             assert found.smallest_upper.device == x.device
+
+
+UNLIKE = {
+    "a norm of the hidden units": lambda network: {"hidden_norm": make_norm("rms_llama", network.width)},
+    "a scale on the gate": lambda _: {"gate_scale": 0.7},
+    "a scale on what is returned": lambda _: {"down_scale": 1.6},
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+@pytest.mark.parametrize("part", Part)
+def test_what_the_closed_form_does_not_hold_is_refused_everywhere(case: str, part: Part) -> None:
+    network, wiring = make()
+    network = dataclasses.replace(network, **UNLIKE[case](network))
+    x = rows()
+    asks = (
+        lambda: block_jacobian(x, network, wiring, part=part),
+        lambda: layer_grams(network, wiring, part=part, dtype=torch.float64),
+        lambda: spectral_bracket(x, network, wiring, part=part),
+        lambda: spectral_bracket(x, network, wiring, part=part, request=SpectralRequest(certificate=Certificate.DENSE)),
+        lambda: condition_numbers(x, network, wiring, part=part),
+        lambda: check_block(x, network, wiring, part=part),
+        *(lambda method=method: block_norms(x, network, wiring, part=part, method=method) for method in METHODS),
+    )
+    for ask in asks:
+        with pytest.raises(InvalidValue, match="closed form"):
+            ask()
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+@pytest.mark.parametrize("placement", Placement)
+def test_the_dense_jacobian_of_such_a_block_is_that_of_its_output(case: str, placement: Placement) -> None:
+    network, wiring = make(placement=placement)
+    network = dataclasses.replace(network, **UNLIKE[case](network))
+    wiring = dataclasses.replace(wiring, branch_gain=random_tensor(D, seed=48))
+    with torch.inference_mode():
+        found = residual_jacobian(rows(), network, wiring)
+    for row, jacobian in zip(rows(), found, strict=True):
+        differences = central_differences(lambda x: residual_output(x, network, wiring), row)
+        size = float(jacobian.abs().max())
+        torch.testing.assert_close(jacobian, differences, rtol=0.0, atol=1e-7 * size)

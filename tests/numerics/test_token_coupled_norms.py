@@ -9,6 +9,7 @@ from glassblock.numerics.spectral_request import SpectralRequest
 from glassblock.numerics.token_coupled_norms import (
     ESTIMATORS,
     PROBES,
+    ROWS,
     coupled_frobenius,
     coupled_spectral,
 )
@@ -170,3 +171,16 @@ def test_what_cannot_be_used_is_named(given: dict[str, object], field: str) -> N
 def test_a_function_that_changes_the_shape_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"\[5, 3\] of \[5, 6\]"):
         coupled_frobenius(lambda x: x[:, :3], X)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(None, None), ((0,), (2, 4)), ((4,), (0,))])
+@pytest.mark.parametrize("case", CASES)
+def test_row_by_row_nothing_is_estimated(
+    case: str, inputs: tuple[int, ...] | None, outputs: tuple[int, ...] | None
+) -> None:
+    rows, columns = outputs or tuple(range(TOKENS)), inputs or tuple(range(TOKENS))
+    truth = float(torch.linalg.vector_norm(dense(CASES[case], X)[list(rows)][:, :, list(columns)]))
+    found = coupled_frobenius(CASES[case], X, estimator=ROWS, inputs=inputs, outputs=outputs)
+    assert found.frobenius == pytest.approx(truth, rel=1e-13)
+    assert (found.lower, found.upper, found.standard_error) == (found.frobenius, found.frobenius, 0.0)
+    assert found.products == len(rows) * D

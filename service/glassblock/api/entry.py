@@ -93,11 +93,17 @@ def selftest(
 @contextmanager
 def in_process(app: FastAPI) -> Generator[httpx.BaseTransport]:
     """A transport to `app`, started and stopped in this process."""
+    fault: BaseException | None = None
     with (
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(app.router.lifespan_context(app)),
     ):
-        yield _InProcess(app, portal)
+        try:
+            yield _InProcess(app, portal)
+        except BaseException as met:  # noqa: BLE001  the service stops as ever, whatever its caller met
+            fault = met
+    if fault is not None:
+        raise fault
 
 
 def serve(**given: Any) -> None:

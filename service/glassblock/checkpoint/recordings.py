@@ -7,7 +7,7 @@ from pathlib import Path
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.roots import WEIGHTS_SUFFIX, Roots, checked_file
-from glassblock.errors import GlassblockError, InvalidValue, TooLarge
+from glassblock.errors import AccessRefused, GlassblockError, InvalidValue, TooLarge
 
 MAX_FILES = 10_000
 """In one recording."""
@@ -47,7 +47,10 @@ def _files(path: Path, name: str) -> list[Path]:
         if path.suffix != WEIGHTS_SUFFIX:
             raise InvalidValue(f"{name} is no {WEIGHTS_SUFFIX} file", hint="Save captures with safetensors.")
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix == WEIGHTS_SUFFIX and not file.name.startswith("."))
+    try:
+        files = sorted(each for each in path.iterdir() if each.suffix == WEIGHTS_SUFFIX and each.name[0] != ".")
+    except OSError as error:
+        raise AccessRefused(f"{name} cannot be looked into: {error.strerror}", hint="Check its permissions.") from error
     if not files:
         raise InvalidValue(f"{name} holds no {WEIGHTS_SUFFIX} file", hint="Name the folder that the captures lie in.")
     if len(files) > MAX_FILES:

@@ -80,7 +80,7 @@ def audit(
         against=request.against,
         against_name=request.against_name,
         certify=request.certify,
-        hash=request.hash,
+        hash=request.digest,
         family=request.family,
         reference=None if request.reference is None else open_reference(store, request.reference),
         reference_name=request.reference or "reference",

@@ -28,7 +28,7 @@ class AuditRequest(Request):
     against_name: Annotated[str, Field(max_length=8192, description="what to call that config")] = "against"
     rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="all rules when left out")] = None
     certify: Annotated[Flag, Field(description="compute the certified bound of every tensor, not of suspects")] = False
-    hash: Annotated[
+    digest: Annotated[
         Literal["fast", "sha256", "none"],
         Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
     ] = "fast"

@@ -250,7 +250,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "two inputs": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--input", "x.npy"], "one of --input"),
     "seed of a file": (["run", "{checkpoint}", "--layer", "0", "--input", "x.npy", "--seed", "1"], "--seed has no"),
     "no rows": (["run", "{checkpoint}", "--layer", "0", "--sample", "0"], "rows: input should be"),
-    "a stage": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"], "known: x, attention_normed"),
+    "a stage": (
+        ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"],
+        "known: x, attention_normed",
+    ),
     "no stage": (
         ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", ","],
         "--capture names no stage",

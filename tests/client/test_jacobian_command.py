@@ -316,7 +316,7 @@ def test_experts_are_listed_each_and_drawn_together(tmp_path: Path) -> None:
     assert invoke(None, "jacobian", model, "--layers", 0, "--sample", 6, "--expert", "odd").exit_code == 2
     drawn = tmp_path / "experts.svg"
     assert invoke(None, "jacobian", model, "--layers", "0,1", "--sample", 6, "--plot", drawn).exit_code == 0
-    ET.parse(drawn)  # noqa: S314  our own
+    ET.parse(drawn)
 
 
 def test_whole_layers_say_over_which_positions_and_draw_their_depth(tmp_path: Path) -> None:
@@ -326,4 +326,4 @@ def test_whole_layers_say_over_which_positions_and_draw_their_depth(tmp_path: Pa
     assert result.exit_code == 0, result.output
     assert "the positions 0 to 2 by 0 to 2" in " ".join(result.stdout.split())
     assert "same rows" not in result.stdout
-    ET.parse(drawn)  # noqa: S314  our own
+    ET.parse(drawn)

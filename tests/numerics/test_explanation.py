@@ -11,8 +11,8 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.hypotheses import CLIPPED, FACTORS_OF, Alternatives, Hypothesis, single_mistakes
 from glassblock.numerics.nearness import sign_test
 from glassblock.numerics.norms import Norm, norm_kind_named
-from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.numerics.rewiring import rewired
+from glassblock.numerics.wiring import Placement, Wiring
 from torch import Tensor
 from wrong_engine import Engine
 

@@ -16,8 +16,8 @@ from glassblock.numerics.explanation import Explanation, explain
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.hypotheses import Alternatives, Hypothesis
 from glassblock.numerics.nearness import EXCLUDES
-from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.numerics.rewiring import rewired
+from glassblock.numerics.wiring import Placement, Wiring
 from glassblock_client import Client
 from glassblock_client.cli.captures import read_captures
 from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""No memory: what can never fit is told before it begins, a lack met on the way is told too, and the service goes on."""
+"""No memory: what can never fit is told before it begins, a lack met later too, and the service goes on."""
 
 import gc
 import json
@@ -20,7 +20,9 @@ from safetensors.torch import save
 FLAT = Tiny(hidden=2, intermediate=2**22, layers=1, heads=1, kv_heads=1, head_dim=2, vocab=4)
 
 
-def test_a_batch_larger_than_any_memory_is_refused_before_it_begins(http: httpx.Client, client: Client, root: Path) -> None:
+def test_a_batch_larger_than_any_memory_is_refused_before_it_begins(
+    http: httpx.Client, client: Client, root: Path
+) -> None:
     tiny_checkpoint("llama", root / "flat", tiny=FLAT, dtype=torch.bfloat16)
     # The gate alone would take 2^47 bytes, all that an address can name: refused whatever the machine promises.
     x = torch.ones(2**23, 2).to(torch.float8_e4m3fn)

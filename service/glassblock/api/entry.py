@@ -100,7 +100,7 @@ def in_process(app: FastAPI) -> Generator[httpx.BaseTransport]:
     ):
         try:
             yield _InProcess(app, portal)
-        except BaseException as met:  # noqa: BLE001  the service stops as ever, whatever its caller met
+        except BaseException as met:
             fault = met
     if fault is not None:
         raise fault

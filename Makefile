@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check real ci evidence bench serve gpu-check openapi schema smollm2 constraints test-docker clean
+.PHONY: help demo test long check real ci evidence bench serve gpu-check openapi schema smollm2 constraints test-docker clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,7 +36,10 @@ demo: $(SERVICE) ## audit the shipped example, plant a swap in a copy, audit tha
 	$(GLASSBLOCK) demo
 
 test: $(DEV) ## unit tests, under two minutes
-	$(ONE_THREAD) $(PYTEST) -n 2 -m 'not real and not gpu'
+	$(ONE_THREAD) $(PYTEST) -n 2 -m 'not long and not real and not gpu'
+
+long: $(DEV) ## the unit tests that take longer
+	$(ONE_THREAD) $(PYTEST) -n 2 -m 'long and not real and not gpu'
 
 check: $(DEV) ## lint, format, layers, types
 	$(PY) -m ruff check .
@@ -47,9 +50,10 @@ check: $(DEV) ## lint, format, layers, types
 real: $(DEV) ## tests on real weights (SmolLM2, fetched once into a cache)
 	$(ONE_THREAD) $(PYTEST) -n 2 -m real
 
-ci: ## check, test and real; what .ci/run runs
+ci: ## check, test, long and real; what .ci/run runs
 	$(MAKE) check
 	$(MAKE) test
+	$(MAKE) long
 	$(MAKE) real
 
 evidence: $(DEV) ## the long proofs, written to docs/evidence

@@ -8,7 +8,48 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+
+LONG = frozenset(
+    {
+        "audit/test_gate_screens.py",
+        "checkpoint/test_encoders.py",
+        "checkpoint/test_layer_loading.py",
+        "checkpoint/test_mixtures.py",
+        "checkpoint/test_oracle.py",
+        "checkpoint/test_recognition.py",
+        "client/test_jacobian_command.py",
+        "client/test_process.py",
+        "compatibility/test_versions.py",
+        "deploy/test_entry_point.py",
+        "jobs/test_kills.py",
+        "jobs/test_worker.py",
+        "numerics/test_block_norms.py",
+        "numerics/test_depth_curves.py",
+        "numerics/test_explanation.py",
+        "numerics/test_layer.py",
+        "numerics/test_token_coupled_norms.py",
+        "repair/test_interruptions.py",
+        "repair/test_round_trips.py",
+        "service/test_exit_statuses.py",
+        "service/test_jacobian_parts_over_http.py",
+        "service/test_jacobians_over_http.py",
+        "service/test_jobs_service.py",
+        "service/test_landing.py",
+        "service/test_path_escapes.py",
+        "service/test_plans.py",
+        "service/test_serving.py",
+    }
+)
+"""Modules that take long, measured: they are part of `make ci`, not of `make test`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of long modules."""
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).as_posix() in LONG:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

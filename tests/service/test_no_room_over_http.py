@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from glassblock.audit import gather
+from glassblock.audit import gate_study
 from glassblock.errors import NoRoom
 from glassblock_client import Client, Sample
 from makers import Tiny, tiny_checkpoint
@@ -45,22 +45,19 @@ def test_the_devices_own_word_for_it(client: Client, monkeypatch: pytest.MonkeyP
 
 def test_an_audit_that_failed_lets_go_of_its_tensors(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is remembered, and so is its error: with it, not the weights that it was looking at."""
-    read: list[weakref.ref[torch.Tensor]] = []
-    read_tensor = gather.read_tensor
+    held: list[weakref.ref[torch.Tensor]] = []
 
-    def noted(*arguments: Any) -> torch.Tensor:
-        tensor = read_tensor(*arguments)
-        read.append(weakref.ref(tensor))
-        return tensor
+    def out_of_memory_with(*weights: torch.Tensor, **_: Any) -> Any:
+        held.extend(weakref.ref(weight) for weight in weights)
+        out_of_memory()
 
-    monkeypatch.setattr(gather, "read_tensor", noted)
-    monkeypatch.setattr(gather, "gate_up_evidence", out_of_memory)
+    monkeypatch.setattr(gate_study, "gate_up_evidence", out_of_memory_with)
     with pytest.raises(NoRoom):
-        client.audit_checkpoint("llama")
+        client.audit_checkpoint("llama", certify=True)
     gc.collect()
     assert client.audits().audits[0].state == "failed"
-    assert len(read) == 3
-    assert [tensor() is None for tensor in read] == [True, True, True]
+    assert len(held) == 3
+    assert [tensor() is None for tensor in held] == [True, True, True]
 
 
 def out_of_memory(*_: Any, **__: Any) -> Any:

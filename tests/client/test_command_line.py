@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import glassblock_client.cli
 import httpx
 import numpy as np
 import pytest
@@ -569,6 +570,8 @@ def test_without_the_service_the_way_out_is_told(checkpoint: Path, monkeypatch: 
     # None in sys.modules makes the import fail, as where the package is not installed.
     for name in [name for name in sys.modules if name.startswith(("glassblock.api", "glassblock_client.cli.service"))]:
         monkeypatch.delitem(sys.modules, name)
+    # A package keeps what was once imported from it as an attribute, which `from ... import` takes first.
+    monkeypatch.delattr(glassblock_client.cli, "service", raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for arguments in (["audit", checkpoint], ["serve"], ["rules"]):

@@ -20,9 +20,9 @@ PICTURE_FROM = 60
 ARM = 6
 """Cells of the picture on either side."""
 NOISE_UP_TO = 2.0
-"""-log10 p below which a tensor looks like noise, and has no bar."""
+"""-log10 p below which a tensor looks like noise, and has no bar; z where no p-value was asked for."""
 FARTHEST = 300.0
-"""-log10 p at which a bar is full: about where a float64 p-value ends."""
+"""-log10 p at which a bar is full: about where a float64 p-value ends; z where no p-value was asked for."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ def _log10_p(metrics: Metrics, name: str) -> tuple[float, bool] | None:
     return None if draws is None or not 0 < draws <= 1 else (math.log10(draws), False)
 
 
+def _strength(metrics: Metrics, name: str) -> float | None:
+    """How strong the evidence against noise is: -log10 p, or z in a layer whose screen asked for no p-value."""
+    found = _log10_p(metrics, name)
+    return _number(metrics, f"{name}_z") if found is None else -found[0]
+
+
 def _p_column(name: str) -> Callable[[Metrics], str | None]:
     def cell(metrics: Metrics) -> str | None:
         found = _log10_p(metrics, name)
@@ -71,8 +77,10 @@ def _number_column(key: str, form: str) -> Callable[[Metrics], str | None]:
 
 COLUMNS: tuple[Column, ...] = (
     Column("T\ngate", _number_column("gate_statistic", ".1f"), from_width=100),
+    Column("z\ngate", _number_column("gate_z", ".1f")),
     Column("log10 p\ngate", _p_column("gate")),
     Column("T\nup", _number_column("up_statistic", ".1f"), from_width=100),
+    Column("z\nup", _number_column("up_z", ".1f")),
     Column("log10 p\nup", _p_column("up")),
     Column("log10 p\npaired up", _p_column("paired_up"), from_width=72),
     Column("up/down\nbalance", _number_column("balance_up", "+.2f"), from_width=80),
@@ -90,7 +98,7 @@ def layer_table(layers: Sequence[LayerMetrics], *, width: int) -> Group | None:
     judged = any(metrics.get("verdict") is not None for metrics in rows)
     if not columns and not judged:
         return None
-    pictured = width >= PICTURE_FROM and any(_log10_p(metrics, "gate") for metrics in rows)
+    pictured = width >= PICTURE_FROM and any(_strength(metrics, "gate") is not None for metrics in rows)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("\nlayer", justify="right", no_wrap=True)
     for column in columns:
@@ -111,7 +119,13 @@ def layer_table(layers: Sequence[LayerMetrics], *, width: int) -> Group | None:
 
 def _legend(rows: Sequence[Metrics]) -> str:
     drawn = any((found := _log10_p(metrics, name)) and not found[1] for metrics in rows for name in ("gate", "up"))
-    lines = ["p: chance of so much common direction in noise; a gate has one, an up has none"]
+    lines: list[str] = []
+    if any(_number(metrics, "gate_z") is not None for metrics in rows):
+        lines.append("z: how far the common direction stands out of sign draws; a gate has one, an up has none")
+    if any(_log10_p(metrics, "gate") for metrics in rows):
+        lines.append("p: chance of so much common direction in noise")
+    else:
+        lines.append("no layer was suspect, so no p-value was certified; --certify does it for all")
     if drawn:
         lines.append("~: from seeded sign draws, which see no p below 0.005 (-2.3); the others are certified bounds")
     if any(metrics.get("paired_up_draws_p") is not None for metrics in rows):
@@ -134,9 +148,9 @@ def _picture(metrics: Metrics) -> Text:
 
 
 def _bar(metrics: Metrics, name: str) -> str:
-    """As long as -log10 p is large, on a logarithmic scale."""
-    found = _log10_p(metrics, name)
-    if found is None or math.isnan(found[0]):
+    """As long as the evidence is strong, on a logarithmic scale."""
+    strength = _strength(metrics, name)
+    if strength is None or math.isnan(strength):
         return ""
-    strength = min(-found[0], FARTHEST)
+    strength = min(strength, FARTHEST)
     return "" if strength < NOISE_UP_TO else "━" * round(ARM * math.log1p(strength) / math.log1p(FARTHEST))

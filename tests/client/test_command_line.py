@@ -11,6 +11,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+import glassblock
+import glassblock.api
 import glassblock_client.cli
 import httpx
 import numpy as np
@@ -572,6 +574,8 @@ def test_without_the_service_the_way_out_is_told(checkpoint: Path, monkeypatch: 
         monkeypatch.delitem(sys.modules, name)
     # A package keeps what was once imported from it as an attribute, which `from ... import` takes first.
     monkeypatch.delattr(glassblock_client.cli, "service", raising=False)
+    # An import that fails half way leaves another package there: put back the one that was.
+    monkeypatch.setattr(glassblock, "api", glassblock.api, raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for arguments in (["audit", checkpoint], ["serve"], ["rules"]):

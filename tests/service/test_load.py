@@ -1,5 +1,6 @@
 """Many callers: turns, full lines, deadlines, shared computations, answers that are told by their tag or stored."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ def test_a_disk_that_is_full_stores_nothing(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     stored = StoredAnswers(tmp_path, 1 << 20)
-    monkeypatch.setattr("glassblock.api.results.os.replace", full)
+    monkeypatch.setattr(os, "replace", full)
     stored.put("one", answer(b"{}"))
     assert stored.get("one") is None
     assert list(tmp_path.iterdir()) == []

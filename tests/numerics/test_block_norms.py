@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from glassblock.errors import InvalidValue
-from glassblock.numerics.activations import activation_named, product
+from glassblock.numerics.activations import activation_named, product, xielu
 from glassblock.numerics.block import Placement, residual_output
 from glassblock.numerics.block_jacobians import Part, block_jacobian
 from glassblock.numerics.block_norms import METHODS, REDO_ABOVE, BlockNorms, block_norms, norm_plan
@@ -103,6 +103,17 @@ def with_eps(wiring, eps: float):
 def test_scales_of_zero_and_below(placement: Placement, alpha: float) -> None:
     network, x = make_feed_forward(D, M), random_tensor(TOKENS, D, seed=42)
     wiring = make_wiring(placement, D, alpha=alpha, beta=-1.7)
+    dense = oracle(x, network, wiring, Part.BLOCK)
+    for method in METHODS:
+        check(block_norms(x, network, wiring, method=method), dense, x, FLOAT64)
+
+
+def test_a_learned_activation() -> None:
+    """Of the Apertus family; it has a corner at zero, and its slope there is not asked for."""
+    numbers = {"alpha_p": 0.8, "alpha_n": 0.3, "beta": 0.5, "eps": -1e-6}
+    learned = xielu(**{name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()})
+    network = dataclasses.replace(make_feed_forward(D, M, gated=False, bias=True), activation=learned)
+    wiring, x = make_wiring(Placement.PRE, D), rows()
     dense = oracle(x, network, wiring, Part.BLOCK)
     for method in METHODS:
         check(block_norms(x, network, wiring, method=method), dense, x, FLOAT64)

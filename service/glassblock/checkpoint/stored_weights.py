@@ -65,10 +65,6 @@ class StoredWeight:
         """Bytes stored, scales and all."""
         return sum(entry.bytes for entry in self.entries)
 
-    def as_plain(self) -> TensorEntry:
-        """What a header would say of it as read: its name, shape and dtype, at the place of its codes."""
-        return replace(self.main, name=self.name, dtype="F32", shape=self.shape)
-
 
 def stored_weight(
     entries: Mapping[str, TensorEntry], config: ConfigFile | None, name: str

@@ -58,6 +58,21 @@ class Expect:
 
 
 @dataclass(frozen=True)
+class Open:
+    """A question that the files alone leave open: an undecidable entry of that rule, with what would decide."""
+
+    rule: str
+    would_decide: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No checkpoint at all, so no verdict: the words of the refusal."""
+
+    words: str
+
+
+@dataclass(frozen=True)
 class Case:
     """One fault.
 
@@ -66,7 +81,7 @@ class Case:
         label: What is broken.
         bases: Names of `BASES` it is rebuilt on.
         change: How, in place.
-        expect: What an audit must find; nothing for a case that must be silent.
+        expect: What an audit must find, leave open or refuse; nothing for a case that must be silent.
         against: Another engine's config, asked about.
         reference: Whether the healthy model is given as the reference.
         whole: Whether the other config is the model's own but for what `against` says.
@@ -76,7 +91,7 @@ class Case:
     label: str
     bases: tuple[str, ...]
     change: Callable[[Model], object]
-    expect: Expect | None
+    expect: Expect | Open | Refused | None
     against: Mapping[str, Any] | None = None
     reference: bool = False
     whole: bool = False
@@ -131,6 +146,31 @@ def square() -> Model:
     return model
 
 
+def square_smollm2() -> Model:
+    """SmolLM2 with 576 of its 1,536 neurons, as many as it has channels."""
+    model = smollm2()
+    model.config["intermediate_size"] = width = model.config["hidden_size"]
+    for layer in range(model.layers):
+        prefix, draw = f"{model.layer(layer)}mlp.", torch.Generator().manual_seed(layer)
+        kept = torch.randperm(len(model.tensors[f"{prefix}up_proj.weight"]), generator=draw)[:width].sort().values
+        for part in ("gate", "up"):
+            model.tensors[f"{prefix}{part}_proj.weight"] = model.tensors[f"{prefix}{part}_proj.weight"][kept]
+        model.tensors[f"{prefix}down_proj.weight"] = model.tensors[f"{prefix}down_proj.weight"][:, kept]
+    return model
+
+
+def square_fused() -> Model:
+    """The trained fused model with 32 of its neurons, so that gate over up is as high as it is wide."""
+    model = trained("fused")()
+    model.config["intermediate_size"] = 32
+    for layer in range(model.layers):
+        prefix = f"{model.layer(layer)}mlp."
+        halves = [half[:32] for half in model.tensors[f"{prefix}gate_up_proj.weight"].chunk(2)]
+        model.tensors[f"{prefix}gate_up_proj.weight"] = torch.cat(halves)
+        model.tensors[f"{prefix}down_proj.weight"] = model.tensors[f"{prefix}down_proj.weight"][:, :32]
+    return model
+
+
 def float8(make: Callable[[], Model]) -> Callable[[], Model]:
     """A model whose networks are stored in e4m3 with a scale for each block of 16 by 16."""
 
@@ -157,6 +197,8 @@ BASES: Mapping[str, Callable[[], Model]] = {
     "gemma3": made("gemma3"),
     "biases": with_biases,
     "square": square,
+    "square SmolLM2": square_smollm2,
+    "square fused": square_fused,
     "tiny-llama in FP8": float8(tiny_llama),
     "SmolLM2 in FP8": float8(smollm2),
 }
@@ -191,6 +233,35 @@ def _ranks(count: int) -> Callable[[Model], object]:
     return lay
 
 
+FLAT_ORDER = ("up", "gate", "down")
+"""In which order a flat file holds the projections of a layer; its manifest says gate, up, down."""
+
+
+def _read_by_manifest(model: Model) -> None:
+    """What a loader makes of a flat file: bytes in the order in which they were written, names in the manifest's."""
+    for layer in range(model.layers):
+        written = [model.tensors[f"{model.layer(layer)}mlp.{part}_proj.weight"] for part in FLAT_ORDER]
+        flat = torch.cat([weight.reshape(-1) for weight in written])
+        claimed = [f"{model.layer(layer)}mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+        shapes = [model.tensors[name].shape for name in claimed]
+        pieces = flat.split([shape.numel() for shape in shapes])
+        model.tensors.update({n: piece.view(shape) for n, piece, shape in zip(claimed, pieces, shapes, strict=True)})
+
+
+def _flat(directory: Path) -> None:
+    """The data alone, without a header, and a manifest beside it."""
+    path = directory / plants.SINGLE
+    raw = path.read_bytes()
+    path.unlink()
+    (directory / "model.bin").write_bytes(raw[8 + int.from_bytes(raw[:8], "little") :])
+    (directory / "manifest.json").write_text(json.dumps({"write_order": ["gate", "up", "down"]}))
+
+
+def _swap_biases(model: Model) -> None:
+    prefix = f"{model.layer(LAYER)}mlp."
+    exchange(model, f"{prefix}gate_proj.bias", f"{prefix}up_proj.bias")
+
+
 def _add_to_gains(model: Model) -> None:
     for name in [name for name in model.tensors if name.endswith("norm.weight")]:
         model.tensors[name] = (model.tensors[name].float() + 1).to(model.tensors[name].dtype)
@@ -202,6 +273,10 @@ def _transpose(suffix: str) -> Callable[[Model], object]:
         model.tensors[name] = model.tensors[name].T.contiguous()
 
     return turn
+
+
+def _transpose_fused(model: Model) -> None:
+    model.tensors[_FUSED] = model.tensors[_FUSED].T.contiguous()
 
 
 def _noise(*experts: int) -> Callable[[Model], object]:
@@ -391,6 +466,7 @@ def every(rule: str, level: str, certainty: str, layers: int) -> Expect:
 
 
 _SWAPPED = Expect("ffn/gate-up-swapped", "error", "statistical", (LAYER,))
+_TURNED = Expect("tensor/transposed", "warning", "statistical", (LAYER,))
 _SHOWN = Expect("ffn/gate-up-swapped", "error", "proved", (LAYER,))
 _UNTRAINED = Expect("moe/experts-untrained", "warning", "statistical", (1,))
 _ROLE = Expect("norm/role", "warning", "statistical", (0, 1))
@@ -445,6 +521,28 @@ CASES: tuple[Case, ...] = (
     ),
     Case("R2", "gate and up exchanged in one layer", BOTH, _swap, _SWAPPED),
     Case("R2", "the same, beside the original", BOTH, _swap, _SHOWN, reference=True),
+    Case(
+        "R2",
+        "a flat file in the order up, gate, down, as it lies",
+        BOTH,
+        _file(_flat),
+        Refused("holds no safetensors file"),
+    ),
+    Case(
+        "R2",
+        "the same, read by its manifest: gate, up, down",
+        BOTH,
+        _read_by_manifest,
+        Expect("ffn/gate-up-swapped", "error", "statistical", tuple(range(30))),
+    ),
+    Case(
+        "R2",
+        "the same, read by its manifest, beside the original",
+        BOTH,
+        _read_by_manifest,
+        Expect("ffn/gate-up-swapped", "error", "proved", tuple(range(30))),
+        reference=True,
+    ),
     Case(
         "R3",
         "1 added to gains that have it, beside the original",
@@ -518,10 +616,24 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "R8",
-        "the same, alone",
-        ("square",),
+        "a square down_proj transposed, alone",
+        ("square", "square SmolLM2"),
         _transpose("mlp.down_proj.weight"),
-        Expect("tensor/transposed", "warning", "statistical", (LAYER,)),
+        _TURNED,
+    ),
+    Case(
+        "R8",
+        "a square up_proj transposed, alone",
+        ("square", "square SmolLM2"),
+        _transpose("mlp.up_proj.weight"),
+        _TURNED,
+    ),
+    Case(
+        "R8",
+        "a square gate_up_proj transposed, alone",
+        ("square fused",),
+        _transpose_fused,
+        Expect("tensor/transposed", "warning", "statistical", (1,)),
     ),
     Case("R9", "all experts of a layer random", ("experts",), _noise(0, 1, 2, 3), _UNTRAINED),
     Case("R9", "one expert random", ("experts",), _noise(2), _UNTRAINED),
@@ -656,6 +768,14 @@ CASES: tuple[Case, ...] = (
         _drop("gate_proj.bias", "up_proj.bias"),
         every("ffn/missing-bias", "error", "proved", 4),
     ),
+    Case(
+        "R16",
+        "biases of gate and up exchanged, alone",
+        ("biases",),
+        _swap_biases,
+        Open("ffn/gate-up-swapped", "a trusted reference, or captured gate and up"),
+    ),
+    Case("R16", "the same, beside the original", ("biases",), _swap_biases, _SHOWN, reference=True),
     Case(
         "R16", "an undeclared bias", BOTH, _undeclared(0.5), Expect("ffn/undeclared-bias", "error", "proved", (LAYER,))
     ),

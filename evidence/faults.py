@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fault_cases import BASES, CASES, Case, Expect, makers, plants
+from fault_cases import BASES, CASES, Case, Expect, Open, Refused, makers, plants
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.layers import embedding_rows, load_feed_forward, load_wiring
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
+from glassblock.errors import UnknownCheckpoint
 from glassblock.numerics.activations import activation_named
 from glassblock.numerics.explanation import explain
 from glassblock.numerics.hypotheses import Hypothesis
-from glassblock.wire.audits import Finding
+from glassblock.wire.audits import Finding, Report
 from record import ROOT, Promise, publish, table
 
 LOUD = {"error", "warning"}
@@ -78,12 +79,11 @@ def main() -> int:
         "R1 to R21 are public reports, a number alone is a kind of fault that none of them stands for. Each is rebuilt "
         "on a model trained for it (a tiny Llama, one with gate and up in one tensor, a mixture of four experts), on "
         "SmolLM2-135M, or, where no trained one of that family is at hand, on random numbers under its names (gemma3). "
-        "A case without a rule must be silent. Notes do not count as something else."
+        "A case without a rule must be silent. What is undecidable must be said to be, with the input that would "
+        "decide, and nothing else be found. A flat file has no names, so it is no checkpoint; what a loader makes of "
+        "it by a manifest is one. Notes do not count as something else."
     )
-    told = [
-        (case.report, case.label, base, case.expect.rule if case.expect else "silence", *marks)
-        for case, base, marks in reported
-    ]
+    told = [(case.report, case.label, base, answer_of(case), *marks) for case, base, marks in reported]
     sections = [
         "## Reported faults, from the files alone, another engine's config, or a reference\n",
         table(("report", "fault", "on", "rule", *COLUMNS), told),
@@ -91,10 +91,7 @@ def main() -> int:
         "On layer 2 of the tiny Llama, from all stages of 64 tokens: `glassblock explain`. No audit of weights decides "
         "these.\n",
         table(("report", "mistake of the engine", "dtype", "verdict", "right"), captured),
-        "## Not rebuilt\n",
-        "R2's flat file without names, and R16's biases in another order than their weights: nothing in the files "
-        f"tells, and no reader of flat files is here. Rules without a plant: {', '.join(sorted(unplanted)) or 'none'}; "
-        "they need captured tensors.\n",
+        f"Rules without a plant: {', '.join(sorted(unplanted)) or 'none'}; they need captured tensors.\n",
         "## Plants of the tests\n",
         table(("rule", "planted", "level", "found", "anything else"), planted),
     ]
@@ -119,14 +116,46 @@ def judged(case: Case, base: str, healthy: Mapping[str, Path], scratch: Path) ->
     case.change(model)
     model.write(directory)
     reference: Checkpoint | None = open_checkpoint(healthy[base]) if case.reference else None
+    if isinstance(case.expect, Refused):
+        refused = refusal(directory)
+        shutil.rmtree(directory)
+        return ("yes" if case.expect.words in refused else "**no**",) * len(COLUMNS)
     against = model.config | dict(case.against or {}) if case.whole else case.against
     question = AuditQuestion(against=against, against_name="engine.json", reference=reference)
-    findings = audit_checkpoint(directory, question).findings
+    report = audit_checkpoint(directory, question)
+    findings = report.findings
     shutil.rmtree(directory)
     if case.expect is None:
         silent = not any(finding.level in LOUD for finding in findings)
         return ("yes" if silent else "**no**",) * len(COLUMNS)
-    return tuple("yes" if held else "**no**" for held in marks(case.expect, findings))
+    held = left_open(case.expect, report) if isinstance(case.expect, Open) else marks(case.expect, findings)
+    return tuple("yes" if mark else "**no**" for mark in held)
+
+
+def refusal(directory: Path) -> str:
+    """Why this is no checkpoint; nothing where it is one."""
+    try:
+        audit_checkpoint(directory)
+    except UnknownCheckpoint as error:
+        return error.message
+    return ""
+
+
+def answer_of(case: Case) -> str:
+    """The rule that must find it, in words where it is no finding."""
+    if case.expect is None:
+        return "silence"
+    if isinstance(case.expect, Refused):
+        return f"refused: it {case.expect.words}"
+    return f"{case.expect.rule}{': undecidable' if isinstance(case.expect, Open) else ''}"
+
+
+def left_open(expect: Open, report: Report) -> tuple[bool, ...]:
+    """Said to be undecidable, by the right rule, with the input that would decide, and nothing else found."""
+    open_ = [entry.undecidable for entry in report.coverage if entry.rule == expect.rule and entry.undecidable]
+    told = any(expect.would_decide in one.would_decide for entries in open_ for one in entries)
+    silent = not any(finding.level in LOUD for finding in report.findings)
+    return bool(open_), bool(open_), told, told, silent
 
 
 def marks(expect: Expect, findings: tuple[Finding, ...]) -> tuple[bool, ...]:

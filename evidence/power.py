@@ -3,6 +3,9 @@
 Random subsets of the neurons of real layers are judged under their own names, where the true gate should be rejected,
 and with gate and up exchanged, where the swap should be found. The same subsets are taken of the weights as they are,
 rounded to 8 and to 4 bits, and with the smaller half of every matrix set to zero.
+
+Each subset is screened as well: one whose gate and up are both quiet is not put to the test by an audit, so none may be
+quiet that the test decides, under either naming.
 """
 
 import statistics
@@ -11,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from glassblock.numerics.gate_or_up import Verdict, gate_up_evidence, judge
+from glassblock.numerics.gate_or_up import UP_IS_SUSPICIOUS, GateScreen, Verdict, gate_up_evidence, judge
 from glassblock.numerics.sign_symmetry import NOISE
 from layers import LAYERS, NEURONS, SOURCE, Weights, smollm2_layers
 from record import Promise, publish, short, table
+from screening import of
 from torch import Tensor
 
 LEVEL = 5e-6  # 1e-3 over 200 tensors
@@ -49,12 +53,23 @@ class Counts:
     false: int = 0
     up_not_noise: int = 0
     lowest_up: float = 0.0
+    quiet: int = 0  # gate and up both below the z from which up is suspicious
+    noise: int = 0  # and wide enough to be taken for noise
+    decided_and_quiet: int = 0
+    decided_and_noise: int = 0
     gate: list[float] = field(default_factory=list)  # certified log10 p
 
     def add(self, subset: Weights, *, seed: int) -> None:
         evidence = gate_up_evidence(*subset, seed=seed, level=LEVEL)
         exchanged = gate_up_evidence(*subset.exchanged(), seed=seed, level=LEVEL)
         named, swapped = (judge(found, level=LEVEL).verdict for found in (evidence, exchanged))
+        screen = GateScreen(of(subset.gate, seed=seed), of(subset.up, seed=seed))
+        decided = named is not Verdict.UNDECIDABLE or swapped is not Verdict.UNDECIDABLE
+        quiet = screen.gate.quiet(UP_IS_SUSPICIOUS) and screen.up.quiet(UP_IS_SUSPICIOUS)
+        self.quiet += quiet
+        self.noise += screen.noise
+        self.decided_and_quiet += decided and quiet
+        self.decided_and_noise += decided and screen.noise
         self.subsets += 1
         self.gate_rejected += evidence.gate.rejected(LEVEL)
         self.acquitted += named is Verdict.AS_NAMED
@@ -108,6 +123,11 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
         min(getattr(counts, name) / counts.subsets for counts in enough) for name in ("gate_rejected", "swap_found")
     )
     least = min(counts.gate_rejected for counts in whole)
+    every = counted.values()
+    decided = sum(max(counts.acquitted, counts.swap_found) for counts in every)
+    lost, quiet = (
+        sum(getattr(counts, name) for counts in every) for name in ("decided_and_noise", "decided_and_quiet")
+    )
     promises = [
         Promise("no false verdict", f"{false} of {judgements:,}", false == 0),
         Promise(
@@ -121,6 +141,12 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
             rejected >= 0.95,
         ),
         Promise("and the swap is found in 90 of 100", f"lowest {100 * found:.1f} %", found >= 0.90),
+        Promise("none that the test decides is screened as noise", f"{lost} of {decided:,}", lost == 0),
+        Promise(
+            f"nor would be if every size could be: z of gate and up below {UP_IS_SUSPICIOUS:.0f}",
+            f"{quiet} of {decided:,}",
+            quiet == 0,
+        ),
     ]
     says = (
         f"Random subsets of the neurons of the {LAYERS} layers of {SOURCE}, certified at {short(LEVEL)} with 199 sign "
@@ -141,6 +167,8 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
                 f"T(up) at p <= {NOISE}",
                 "median log10 p, gate",
                 "lowest log10 p, up",
+                "gate and up quiet",
+                "screened as noise",
             ),
             (
                 (
@@ -152,6 +180,8 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
                     share(counts.up_not_noise, counts.subsets),
                     f"{statistics.median(counts.gate):.1f}",
                     f"{counts.lowest_up:.1f}",
+                    counts.quiet,
+                    counts.noise,
                 )
                 for (name, neurons), counts in counted.items()
             ),

@@ -518,6 +518,7 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             layer=1,
         ),
         Plant("type", edit_json("config.json", hidden_size="48"), ("hidden_size", "'48'")),
+        Plant("heads", edit_json("config.json", num_key_value_heads=4), ("k_proj.weight", "kv_heads 4", "[64, 48]")),
     ),
     "config/unknown-family": (
         Plant("type", edit_json("config.json", model_type="llamax"), ("llamax", "llama", "gpt2")),
@@ -936,6 +937,37 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             (_DOWN, "no scale beside it", "448"),
             config=_FLOAT8,
             tensors=_in_float8(),
+            layer=1,
+            level="warning",
+            certainty="statistical",
+        ),
+        Plant(
+            "float8 in one layer",
+            edit_tensors(lambda tensors: tensors.update({_DOWN: tensors[_DOWN].to(torch.float8_e4m3fn)})),
+            (_DOWN, "no scale beside it", "the same weight is F32 in 2 other layers"),
+            tiny=Tiny(layers=3),
+            layer=1,
+        ),
+        Plant(
+            "integers in one layer",
+            edit_tensors(lambda tensors: tensors.update({_DOWN: (100 * tensors[_DOWN]).to(torch.int8)})),
+            (_DOWN, "stored as I8", "no scale beside it", "the same weight is F32 in the other layer"),
+            layer=1,
+        ),
+        Plant(
+            "integers of attention",
+            edit_tensors(lambda tensors: tensors.update({_KEYS: (100 * tensors[_KEYS]).to(torch.uint8)})),
+            (_KEYS, "stored as U8", "declares no quantisation"),
+            layer=1,
+        ),
+        Plant(
+            "integers beside an unknown scale",
+            edit_tensors(
+                lambda tensors: tensors.update(
+                    {_DOWN: (100 * tensors[_DOWN]).to(torch.int8), f"{_DOWN}_s": torch.ones(48, 1)}
+                )
+            ),
+            (_DOWN, "stored as I8", f"beside it lies {_DOWN}_s"),
             layer=1,
             level="warning",
             certainty="statistical",

@@ -85,8 +85,9 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "input_size": 16,
     },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "gemma3n_text": {"activation_sparsity_pattern": [0.95, 0.0]},
     "dbrx": {
-        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2},
+        "attn_config": {"rope_theta": 500.0, "kv_n_heads": 2},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
 }

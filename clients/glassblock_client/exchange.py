@@ -11,8 +11,8 @@ Both clients stand on this module and differ only in how they wait.
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import glassblock
@@ -22,11 +22,11 @@ from glassblock.wire import framing, problems
 from glassblock.wire.endpoints import AnswerT, Endpoint, Nothing, RequestT, Text
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.problems import Problem, error_from_problem
-from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION
+from glassblock.wire.refusals import refusal
+from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION, Answer
 from pydantic import ValidationError
 
 from glassblock_client.backend import httpx
-from glassblock_client.refusals import refusal
 from glassblock_client.tensors import Array, array_from_wire
 
 JSON = "application/json"
@@ -38,6 +38,7 @@ CONNECT_SECONDS = 10.0
 URL_HINT = "write it as http://host:port"
 
 P = ParamSpec("P")
+OtherT = TypeVar("OtherT", bound=Answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,14 @@ class Call(Generic[AnswerT]):
     path: str
     headers: Mapping[str, str]
     body: tuple[bytes | memoryview, ...]
+
+    def answered_by(self, kind: type[OtherT]) -> "Call[OtherT]":
+        """The same call, whose answer is another message: the job that will have it, or a job's."""
+        return cast("Call[OtherT]", replace(self, endpoint=replace(self.endpoint, answer=kind)))
+
+    def saying(self, name: str, value: str) -> "Call[AnswerT]":
+        """The same call with one more header."""
+        return replace(self, headers={**self.headers, name: value})
 
     def pieces(self) -> Iterator[bytes]:
         """The body in pieces that a socket takes in a few writes, as views: nothing is copied."""
@@ -107,7 +116,7 @@ def compose(kind: Callable[P, RequestT], /, *args: P.args, **fields: P.kwargs) -
     try:
         return kind(*args, **fields)
     except ValidationError as fault:
-        raise refusal(fault) from None
+        raise refusal(fault, kind if isinstance(kind, type) else None) from None
 
 
 def prepare(
@@ -226,6 +235,20 @@ def _compare_schemas(headers: httpx.Headers) -> None:
 
 
 _TOLD_SCHEMAS: set[str] = set()
+
+
+def is_job(call: Call[Any], status: int) -> bool:
+    """Whether an operation was answered with the job that will have its answer."""
+    return call.endpoint.job and status == 202
+
+
+def require_job(call: Call[Any], status: int, headers: httpx.Headers, landing: Landing) -> None:
+    """Raise what was answered in place of a job, as `conclude` does."""
+    if not is_job(call, status):
+        conclude(call, status, headers, landing.close())
+        raise ServiceUnavailable(
+            "the service answered at once, and with no job", hint="is it of an older version? call the method itself"
+        )
 
 
 def is_stream(headers: httpx.Headers) -> bool:

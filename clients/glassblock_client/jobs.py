@@ -1,10 +1,13 @@
-"""Waiting for an audit: how long between two looks, what its events say, and what its end means."""
+"""Waiting for a job: how long between two looks, what its events say, and what its end means."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from glassblock.errors import InternalFault, NotReady, ServiceUnavailable
-from glassblock.wire.audits import ENDED, Audit, AuditEvent, Progress, Report
+from glassblock.errors import InternalFault, InvalidValue, NotReady, ServiceUnavailable
+from glassblock.wire.audits import ENDED, Audit, AuditEvent, JobAnswer, Progress, Report
+from glassblock.wire.endpoints import ENDPOINTS, START_AUDIT, Endpoint
 from glassblock.wire.problems import Problem, error_from_problem
+from glassblock.wire.values import Answer
 from pydantic import ValidationError
 
 OnProgress = Callable[[Progress], object]
@@ -22,22 +25,50 @@ def pauses() -> Iterator[float]:
         pause = min(1.0, pause * 1.5)
 
 
-def report_when_ended(audit: Audit) -> Report | None:
-    """The report of an audit that ended well; None while it has not ended.
+def ended_well(audit: Audit) -> bool:
+    """Whether a job has ended well; False while it has not ended.
 
     Raises:
-        GlassblockError: what the audit failed with.
+        GlassblockError: what it failed with.
         NotReady: it was cancelled.
     """
     if audit.state not in ENDED:
-        return None
-    if audit.report is not None:
-        return audit.report
+        return False
     if audit.problem is not None:
         raise error_from_problem(Problem.model_validate(audit.problem))
     if audit.state == "cancelled":
         raise NotReady(f"audit {audit.id} was cancelled before it ended", hint="start it again")
-    raise InternalFault(f"audit {audit.id} is {audit.state} and has neither report nor problem")
+    return True
+
+
+def report_of(audit: Audit) -> Report:
+    """The report of an audit that ended well.
+
+    Raises:
+        InternalFault: it has none.
+    """
+    if audit.report is None:
+        raise InternalFault(f"audit {audit.id} is {audit.state} and has no report")
+    return audit.report
+
+
+def job_endpoint(operation: str) -> Endpoint[Any, Any]:
+    """The endpoint of an operation that may be asked for as a job.
+
+    Raises:
+        InvalidValue: there is none of that name.
+    """
+    if operation not in JOBS:
+        raise InvalidValue(f"{operation!r} is no operation that can be a job", field="operation", known=tuple(JOBS))
+    return JOBS[operation]
+
+
+def answer_model(operation: str) -> type[Answer]:
+    """What a job of this operation ends with; an audit with its report."""
+    return JOBS[operation].answer if operation in JOBS else Report if operation == START_AUDIT.name else JobAnswer
+
+
+JOBS: Mapping[str, Endpoint[Any, Any]] = {endpoint.name: endpoint for endpoint in ENDPOINTS if endpoint.job}
 
 
 class EventFeed:

@@ -37,3 +37,23 @@ def test_float32_that_bfloat16_would_hold() -> None:
     assert Grain().and_then(CODES.to(torch.bfloat16).float()).narrow
     assert not Grain().and_then(CODES).narrow
     assert not Grain().and_then(CODES.to(torch.bfloat16)).narrow
+
+
+def test_every_number_of_four_bits_and_no_other() -> None:
+    codes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    assert "e2m1" in grids(torch.cat([codes, -codes]))
+    for other in (0.25, 2.5, 3.5, 5.0, 8.0, 12.0, 1e-40, float("inf"), float("nan")):
+        assert "e2m1" not in grids(torch.cat([codes, torch.tensor([other])])), other
+
+
+@pytest.mark.parametrize("place", [0, 1, 5000, 99_998, 99_999])
+def test_whichever_number_is_off_the_grid_it_is_seen(place: int) -> None:
+    numbers = torch.randint(-7, 8, (100_000,), generator=torch.Generator().manual_seed(0)).float()
+    assert grids(numbers) >= {"integer", "e4m3"}
+    numbers[place] = 1.06
+    assert grids(numbers) == set()
+
+
+def test_parts_together_lie_where_each_does() -> None:
+    codes, off = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 9.0])
+    assert Grain().and_then(codes).joined(Grain().and_then(off)) == Grain().and_then(torch.cat([codes, off]))

@@ -395,10 +395,30 @@ def test_weights_of_three_values(tmp_path: Path) -> None:
     assert edited("llama", tmp_path, ternary).findings == ()
 
 
+def _cast(tensors: Tensors, *, spared: tuple[int, ...] = ()) -> None:
+    for name in tensors:
+        if "proj" in name and not any(f"layers.{layer}." in name for layer in spared):
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+
+
 def test_weights_cast_to_eight_bits_without_a_scale(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_tensors(_cast)(tmp_path)
+    assert audit_checkpoint(tmp_path).findings == ()
+
+
+@pytest.mark.parametrize("spared", [(0,), (0, 3)], ids=str)
+def test_weights_cast_to_eight_bits_but_for_the_outer_layers(spared: tuple[int, ...], tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, tiny=Tiny(layers=4))
+    edit_tensors(lambda tensors: _cast(tensors, spared=spared))(tmp_path)
+    assert audit_checkpoint(tmp_path).findings == ()
+
+
+def test_integers_of_a_form_that_the_config_declares(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"quantization_config": {"quant_method": "of_their_own"}})
     name = f"{LAYER}mlp.down_proj.weight"
-    report = edited("llama", tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
-    assert report.findings == ()
+    edit_tensors(lambda tensors: tensors.update({name: (100 * tensors[name]).to(torch.int8)}))(tmp_path)
+    assert audit_checkpoint(tmp_path).findings == ()
 
 
 def test_gains_of_one_plus_w_in_half_precision_are_noted(tmp_path: Path) -> None:

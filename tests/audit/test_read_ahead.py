@@ -34,9 +34,10 @@ def entries_of(path: Path) -> list[TensorEntry]:
     return list(read_container(path).entries.values())
 
 
-def ahead_of(entries: list[TensorEntry], *, kind: Hash = "fast", cuts: list[int] | None = None) -> ReadAhead:
+def ahead_of(entries: list[TensorEntry], *, kind: Hash = "fast", cuts: list[int] | None = None) -> ReadAhead[Tensor]:
     return ReadAhead(
         entries,
+        lambda _entry, piece: piece,
         chunk_bytes=256,
         device=CPU,
         meter=ReadMeter(),
@@ -45,7 +46,7 @@ def ahead_of(entries: list[TensorEntry], *, kind: Hash = "fast", cuts: list[int]
     )
 
 
-def taken(ahead: ReadAhead, entry: TensorEntry) -> Tensor:
+def taken(ahead: ReadAhead[Tensor], entry: TensorEntry) -> Tensor:
     parts = [piece.clone() for piece in ahead.pieces(entry)]
     return torch.cat(parts) if parts else torch.empty(0)
 
@@ -134,4 +135,38 @@ def test_another_order_is_refused(file: Path) -> None:
     ahead = ahead_of(entries)
     with pytest.raises(ValueError, match="is not the tensor that comes next"):
         taken(ahead, entries[1])
+    ahead.close()
+
+
+def test_the_first_look_is_taken_by_the_thread_that_reads(file: Path) -> None:
+    entries, names = entries_of(file), set[str]()
+
+    def look(entry: TensorEntry, piece: Tensor) -> tuple[str, float]:
+        names.add(threading.current_thread().name)
+        return entry.name, float(piece.sum())
+
+    ahead = ReadAhead(entries, look, chunk_bytes=256, device=CPU, meter=ReadMeter())
+    for entry in entries:
+        found = list(ahead.pieces(entry))
+        assert {name for name, _ in found} <= {entry.name}
+        expected = torch.frombuffer(bytearray(bytes_of(entry)) or bytearray(4), dtype=torch.float32).sum()
+        # Sums of up to 2,000 float32 numbers in another order.
+        assert sum(total for _, total in found) == pytest.approx(float(expected), abs=1e-3)
+    ahead.close()
+    assert names == {"glassblock-read-ahead"}
+
+
+def test_a_look_that_fails_is_told_where_its_tensor_is_taken(file: Path) -> None:
+    entries = entries_of(file)
+
+    def look(entry: TensorEntry, piece: Tensor) -> Tensor:
+        if entry is entries[0]:
+            raise ArithmeticError
+        return piece
+
+    ahead = ReadAhead(entries, look, chunk_bytes=256, device=CPU, meter=ReadMeter())
+    with pytest.raises(ArithmeticError):
+        taken(ahead, entries[0])
+    for entry in entries[1:]:
+        assert taken(ahead, entry).numpy().tobytes() == bytes_of(entry)
     ahead.close()

@@ -7,9 +7,11 @@ import pytest
 from gates import edit_networks, exchange, gated_networks, lay_fused
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
+from glassblock.checkpoint.family_file import parse_family_row
 from glassblock.checkpoint.layers import Expert
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Report
+from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny-llama"
@@ -69,6 +71,43 @@ def test_interleaved_rows_are_named_where_the_family_has_halves() -> None:
     report = audited(KINDS["interleaved"])
     assert [(finding.rule, finding.layer) for finding in report.findings] == [("ffn/fused-layout", n) for n in (0, 1)]
     assert all(finding.evidence["stored"] == "rows of gate and up in turn" for finding in report.findings)
+
+
+OWN_ROW = {
+    "like": "phi3",
+    "name": "mine",
+    "feed_forward": {
+        "fused": {
+            "weight": "mlp.gate_up_proj.weight",
+            "bias": "mlp.gate_up_proj.bias",
+            "order": ["gate", "up"],
+            "arrangement": "interleaved",
+        }
+    },
+}
+
+
+def test_interleaved_rows_are_healthy_where_the_family_has_them_so(tmp_path: Path) -> None:
+    """Trained so, and declared so by a row of one's own: silent, and every exchanged network is named."""
+    row = parse_family_row(OWN_ROW)
+    healthy = audit_checkpoint(open_checkpoint(KINDS["interleaved"], family=row), AuditQuestion(rules=RULES))
+    assert healthy.findings == ()
+    assert not any(entry.undecidable for entry in healthy.coverage)
+    (entry,) = (entry for entry in healthy.coverage if entry.rule == "ffn/fused-order")
+    assert entry.checked == 2
+    for layer in (0, 1):
+        directory = copied("interleaved", tmp_path / str(layer))
+        turn_pairs(directory, layer)
+        report = audit_checkpoint(open_checkpoint(directory, family=row), AuditQuestion(rules=RULES))
+        assert [(finding.rule, finding.layer) for finding in report.findings] == [("ffn/fused-order", layer)]
+
+
+def turn_pairs(directory: Path, layer: int) -> None:
+    """Write each row of up in front of its gate's."""
+    tensors = load_file(directory / "model.safetensors")
+    name = f"model.layers.{layer}.mlp.gate_up_proj.weight"
+    tensors[name] = tensors[name].unflatten(0, (-1, 2)).flip(1).flatten(0, 1).contiguous()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("groups", [2, 4, 8])

@@ -114,3 +114,52 @@ def test_coordinates(index: int, place: tuple[int, ...]) -> None:
 
 def test_a_scalar_has_no_coordinates() -> None:
     assert coordinates(0, ()) == ()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_zeros_and_subnormal_numbers_are_counted(dtype: torch.dtype, chunk: int) -> None:
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    tensor[::10], tensor[5::50] = 0.0, -0.0
+    tensor[7::100] = torch.finfo(dtype).smallest_normal / 2
+    tensor[9::100] = -torch.finfo(dtype).smallest_normal
+    values = values_of(tensor, chunk_elements=chunk)
+    assert (values.zeros, values.subnormal) == (120, 10)
+    tensor[3] = float("nan")
+    values = values_of(tensor, chunk_elements=chunk)
+    assert (values.zeros, values.subnormal, values.non_finite) == (120, 10, 1)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+@pytest.mark.parametrize(
+    "numbers",
+    [[1.0, 2.0], [-1.0, -2.0], [-1.0, 2.0], [0.0, -0.0], [-0.0, -3.0], [0.0, 3.0], [-2.0], [5.0], [-3.0, 0.0, 3.0]],
+    ids=str,
+)
+def test_extremes_from_bits_are_those_of_the_numbers(numbers: list[float], dtype: torch.dtype) -> None:
+    values = values_of(torch.tensor(numbers, dtype=dtype), chunk_elements=8)
+    assert (values.least, values.most) == (min(numbers), max(numbers))
+    assert values.zeros == numbers.count(0.0)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan"), -float("nan")], ids=str)
+@pytest.mark.parametrize("other", [1.0, -1.0])
+def test_nothing_that_is_not_finite_hides_in_its_bits(other: float, bad: float) -> None:
+    for dtype in NUMBERS:
+        tensor = torch.tensor([other, bad, other], dtype=dtype)
+        if str(bad) == "nan" and other < 0:
+            tensor[1] = torch.tensor([bad], dtype=dtype).neg()[0]  # the sign of NaN
+        assert counts(values_of(tensor, chunk_elements=3)) == (3, 1, 1, True)
+        assert counts(values_of(tensor[1:2], chunk_elements=3)) == (1, 1, 0, True)
+
+
+def test_of_a_byte_the_subnormal_numbers_are_counted() -> None:
+    tensor = torch.tensor([0.0, 2.0**-9, 2.0**-6, -(2.0**-8), 1.0]).to(torch.float8_e4m3fn)
+    values = values_of(tensor, chunk_elements=2)
+    assert (values.zeros, values.subnormal, values.least, values.most) == (1, 2, -(2.0**-8), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int16, torch.bool], ids=str)
+def test_zeros_of_whole_numbers_are_counted(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 1, 0, 3, 256]).to(torch.int64).to(dtype)
+    assert values_of(tensor, chunk_elements=2).zeros == int((tensor == 0).sum())

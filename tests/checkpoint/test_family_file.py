@@ -143,6 +143,16 @@ REFUSED: list[tuple[object, str, str]] = [
     ({"like": "llama", "notes": ["x" * (MAX_TEXT + 1)]}, "family_row", "characters"),
     ({"like": "llama", "notes": ["x"] * (MAX_ITEMS + 1)}, "family_row", "larger than"),
     ({"like": "llama", "not_run": float("nan")}, "family_row.not_run", "is nan"),
+    (
+        {"like": "llama", "feed_forward": {"gate_sparsity": 1.0}},
+        "family_row.feed_forward.gate_sparsity",
+        "is 1.0",
+    ),
+    (
+        {"like": "llama", "norms": [*NORMS, {**NORMS[0], "role": "q", "template": "q.norms.{h}"}]},
+        "family_row.norms[2].per_head",
+        "numbers heads",
+    ),
 ]
 
 

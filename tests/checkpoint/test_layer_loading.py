@@ -27,6 +27,7 @@ from glassblock.checkpoint.text_states import embedded, entering_states, layer_c
 from glassblock.checkpoint.variants import row_for
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.watching import ComputationCancelled, Watch
+from makers import tiny_checkpoint
 from reference_models import Case, small_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -105,12 +106,21 @@ MORE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("falcon", {"multi_query": False, "num_kv_heads": 4}),
     ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    ("stablelm", {"qk_layernorm": True, "use_qkv_bias": True}),
+    (
+        "dbrx",
+        {
+            "attn_config": {"rope_theta": 50.0, "kv_n_heads": 2, "clip_qkv": 1.5},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+        },
+    ),
 )
 # Theirs, without which the small models could not be built or would not show what they are for.
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "dbrx": {
-        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 1.5},
+        "attn_config": {"rope_theta": 50.0, "kv_n_heads": 2, "clip_qkv": 1.5},  # not read: rope_parameters is
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 48},
     },
     "cohere": {"logit_scale": 0.5},
@@ -428,6 +438,17 @@ def test_attention_that_does_not_fit_is_a_fault_and_no_block_of_it_runs(
     with pytest.raises(FamilyMismatch, match=says):
         entering_states(checkpoint, IDS, 2, "cpu", meter)
     assert meter.bytes == 0  # told before anything is read
+
+
+@pytest.mark.parametrize(("said", "theta"), [({}, 500.0), ({"rope_parameters": {"rope_theta": 700.0}}, 700.0)])
+def test_dbrx_has_theta_where_its_older_configs_had_it(said: dict[str, Any], theta: float, tmp_path: Path) -> None:
+    tiny_checkpoint("dbrx", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["attn_config"]["rope_theta"] = 500.0
+    (tmp_path / "config.json").write_text(json.dumps(values | said))
+    attention = load_layer(open_checkpoint(tmp_path), 0, "cpu", ReadMeter()).attention
+    assert attention.rotary is not None
+    assert attention.rotary.theta == theta
 
 
 def test_attention_that_is_missing_does_not_hinder_the_network(llama: Path) -> None:

@@ -54,8 +54,9 @@ class Built:
 
 @pytest.fixture(scope="module", params=MIXTURES)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    model_type: str = request.param
-    model = shaken(build(model_type))
+    name: str = request.param
+    model_type = name.partition(" ")[0]
+    model = shaken(build(name))
     directory = tmp_path_factory.mktemp(model_type)
     model.save_pretrained(directory)
     checkpoint = open_checkpoint(directory)
@@ -64,8 +65,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Built(model_type, model, replace(checkpoint, family=runnable))
 
 
-def build(model_type: str) -> Any:
-    values = MIXTURES[model_type]
+def build(name: str) -> Any:
+    values, model_type = MIXTURES[name], name.partition(" ")[0]
     values = BASE | values if model_type != "dbrx" else values | {"vocab_size": 96}
     config = transformers.AutoConfig.for_model(model_type, **values)
     if model_type == "dbrx":
@@ -113,6 +114,7 @@ UNREAD: dict[str, set[str]] = {
         *(f"mlp.experts.{expert}.{part}_proj.weight" for expert in (4, 5) for part in ("gate", "up")),
     },
     "deepseek_v4": {"ffn.gate.tid2eid"},
+    "nemotron_h": {f"mixer.fc{side}_latent_proj.weight" for side in (1, 2)},
 }
 
 
@@ -128,8 +130,8 @@ def test_every_expert_is_the_models(built: Built) -> None:
         module = built.layers[layer]
         for network in layer_tensors(built.checkpoint, layer).networks:
             generator = torch.Generator().manual_seed(layer)
-            x = torch.randn(7, built.checkpoint.entries[_embedding(built)].shape[1], generator=generator)
             loaded = load_feed_forward(built.checkpoint, layer, "cpu", ReadMeter(), expert=network.expert)
+            x = torch.randn(7, loaded.model_width, generator=generator)
             ours = apply_sublayer(x, loaded)
             with torch.no_grad():
                 theirs = reference(built.model_type, module, network.expert, x)
@@ -186,7 +188,7 @@ def test_embedding_rows_are_what_enters_the_first_layer(built: Built) -> None:
 
 def test_a_dense_layer_runs_as_the_model_does(built: Built) -> None:
     """The whole feed-forward block of the dense layers, with norms and multipliers."""
-    if BY_MODEL_TYPE[built.model_type].not_run is not None:
+    if BY_MODEL_TYPE[built.model_type].not_run is not None or built.model_type == "gemma4_text":
         return
     dense = [layer for layer in built.checkpoint.layer_indices if layer_tensors(built.checkpoint, layer).dense]
     for layer in dense:
@@ -214,6 +216,33 @@ def test_what_is_not_run_says_why(tmp_path: Path) -> None:
     assert shape_faults(checkpoint) == ()
     with pytest.raises(FamilyMismatch, match="residual stream is taken after the norm"):
         load_wiring(checkpoint, 0, "cpu", ReadMeter())
+
+
+@pytest.mark.parametrize("name", ["minimax", "deepseek_v4", "gemma4_text"])
+def test_an_expert_of_what_is_not_run_stands_behind_its_own_norm(name: str, tmp_path: Path) -> None:
+    model = shaken(build(name))
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(FamilyMismatch, match="are not run here"):
+        load_wiring(checkpoint, 0, "cpu", ReadMeter())
+    wiring = load_wiring(checkpoint, 0, "cpu", ReadMeter(), expert=1)
+    network = load_feed_forward(checkpoint, 0, "cpu", ReadMeter(), expert=1)
+    layer = next(module for module in model.modules() if hasattr(module, "layers")).layers[0]
+    norm = layer.pre_feedforward_layernorm_2 if name == "gemma4_text" else layer.post_attention_layernorm
+    x = torch.randn(5, network.model_width, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        theirs = reference(name, layer, 1, norm(x))
+    stages = run_block(x, network, wiring, until="down")
+    assert (stages.down - theirs).abs().max() / theirs.abs().max() <= TOLERANCE
+
+
+def test_a_latent_expert_is_not_run_behind_a_norm_of_another_width(tmp_path: Path) -> None:
+    build("nemotron_h latent").save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    (layer,) = (layer for layer in checkpoint.layer_indices if len(layer_tensors(checkpoint, layer).networks) > 1)
+    with pytest.raises(FamilyMismatch, match="expert 0 reads what a projection of the mixture makes"):
+        load_wiring(checkpoint, layer, "cpu", ReadMeter(), expert=0)
+    assert load_wiring(checkpoint, layer, "cpu", ReadMeter(), expert="shared").input_norm is not None
 
 
 def test_an_expert_must_be_named_and_exist(tmp_path: Path) -> None:
@@ -289,6 +318,8 @@ RENAMED = {
 
 def reference(model_type: str, layer: nn.Module, expert: int | str | None, x: Tensor) -> Tensor:
     """What the model's own network computes, the expert on all rows with the weight one."""
+    if model_type == "gemma4_text" and expert is not None:
+        return _routed(model_type, layer, int(expert), x)
     module = next(
         getattr(layer, name)
         for name in ("mlps", "mlp", "block_sparse_moe", "feed_forward", "ffn", "mixer", "shared_mlp")
@@ -334,5 +365,5 @@ def _counts(linear: Any, expert: int, rows: int) -> Iterator[int]:
 def test_every_row_said_to_be_executed_is_built_here() -> None:
     rows = (*mixtures.ROWS, *stacked_mixtures.ROWS, *latent_mixtures.ROWS, *hybrids.ROWS)
     # The oracle builds the model of images and text, whose layers are those of the text model here.
-    built = {BY_MODEL_TYPE[model_type].name for model_type in MIXTURES} | {"qwen3_vl_moe"}
-    assert built == {row.name for row in rows if row.verified == "executed"}
+    built = {BY_MODEL_TYPE[name.partition(" ")[0]].name for name in MIXTURES} | {"qwen3_vl_moe"}
+    assert built == {row.name for row in rows if row.verified == "executed"} | {"gemma4"}

@@ -145,15 +145,26 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "use_mamba_kernels": False,
     },
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 3,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 40,
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
 }
-"""What a tiny config of each `model_type` says beside `BASE`."""
+MIXTURES["nemotron_h latent"] = MIXTURES["nemotron_h"] | {"moe_latent_size": 32}
+"""What a tiny config of each `model_type` says beside `BASE`; what follows a blank tells two of a type apart."""
 
 
 def shaken(model: Any) -> Any:
     """The model with gains and biases off their ones and zeros, which would hide one in the wrong place."""
     generator = torch.Generator().manual_seed(3)
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if not parameter.is_floating_point() or "rotary" in name or "inv_freq" in name:
+        if not parameter.is_floating_point() or any(part in name for part in ("rotary", "inv_freq", "embed_scale")):
             continue
         if parameter.ndim <= 1 or "bias" in name:
             parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)

@@ -1,6 +1,7 @@
 """`glassblock audit` with formats, files and a baseline."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,39 @@ def test_every_format_goes_to_a_file_and_to_stdout(checkpoint: Path, tmp_path: P
     arguments = ("audit", checkpoint, "--format", name, "--fail-on", "never")
     result = invoke(audited(full_report()), *arguments, "--output", target)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert target.read_text(encoding="utf-8") == REPORTS[name].render(full_report(), width=100)
-    assert invoke(audited(full_report()), *arguments).stdout == REPORTS[name].render(full_report(), width=80)
+    asked = shlex.quote(str(checkpoint))
+    assert target.read_text(encoding="utf-8") == REPORTS[name].render(full_report(), width=100, asked=asked)
+    told = invoke(audited(full_report()), *arguments).stdout
+    assert told == REPORTS[name].render(full_report(), width=80, asked=asked)
+
+
+def test_the_command_that_repairs_has_the_path_and_what_the_audit_was_told(checkpoint: Path, tmp_path: Path):
+    other = write(tmp_path / "other config.json", "{}")
+    result = invoke(audited(swapped_report(2)), "audit", checkpoint, "--family", "llama", "--against", other)
+    told = " ".join(result.stdout.split())
+    words = shlex.join(["glassblock", "fix", str(checkpoint), "--family", "llama", "--against", str(other), "--dry-run"])
+    assert told.replace(" ", "").count(words.replace(" ", "")) == 1
+    assert "glassblock fix" not in invoke(audited(report()), "audit", checkpoint).stdout
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ((2,), "fail, its one finding known in the baseline: "),
+        ((2, 3), "fail, 1 of 2 findings known in the baseline: "),
+        ((3,), "fail: "),
+    ],
+)
+def test_the_line_about_a_file_says_what_is_known(
+    checkpoint: Path, tmp_path: Path, layers: tuple[int, ...], told: str
+):
+    known = write(tmp_path / "known.json", REPORTS["json"].render(swapped_report(2)))
+    target = tmp_path / "report.txt"
+    result = invoke(
+        audited(swapped_report(*layers)), "audit", checkpoint, "--baseline", known, "--output", target
+    )
+    assert result.stderr == f"{told}the report is in {target}\n"
+    assert result.exit_code == (0 if layers == (2,) else 1)
 
 
 def write(path: Path, text: str) -> Path:

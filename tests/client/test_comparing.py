@@ -66,3 +66,24 @@ def test_over_http(pair: tuple[Path, Path], tmp_path: Path) -> None:
             client.audit_checkpoint("source/model", against={"colour": "red"})
         assert refused.value.field == "against"
         assert len(refused.value.known) == 6
+
+
+def test_several_references_tell_what_a_merge_is_made_of(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    here, source = pair
+    result = invoke(here, "--reference", here, "--reference", source, "--format", "json")
+    merge = json.loads(result.stdout)["merge"]
+    assert len(merge["references"]) == 2
+    (copied,) = [group for group in merge["groups"] if group["kind"] == "copy"]
+    assert copied["tensors"] == 2  # gate and up, which the two hold exchanged
+    told = invoke(here, "--reference", here, "--reference", source)
+    assert "beside" in told.stdout
+    with (
+        connect(roots=[tmp_path], device="cpu") as transport,
+        Client("http://glassblock", transport=transport) as client,
+    ):
+        report = client.audit_checkpoint("converted/model", reference=["source/model", "converted/model"])
+        assert report.reference is None
+        assert report.merge is not None
+        assert report.merge.references == ("source/model", "converted/model")
+        one = client.audit_checkpoint("converted/model", reference=["source/model"])
+        assert (one.merge, one.reference is not None) == (None, True)

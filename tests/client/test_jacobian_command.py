@@ -174,6 +174,28 @@ def test_all_layers_where_none_are_named_and_the_chain_first(service: FakeServic
     assert "1.0e-10" in result.stdout
 
 
+def test_a_text_goes_as_it_was_given(service: FakeService, checkpoint: Path, tmp_path: Path) -> None:
+    assert invoke(service, "jacobian", checkpoint, "--layers", 1, "--text", "Once upon").exit_code == 0
+    assert service.sent()["text"] == "Once upon"
+    file = tmp_path / "ids.json"
+    file.write_text("[5, 6, 7]", encoding="utf-8")
+    result = invoke(service, "jacobian", checkpoint, "--layers", 1, "--tokens", file, "--states", "reached")
+    assert result.exit_code == 0, result.output
+    assert (service.sent()["token_ids"], service.sent()["states"]) == ([5, 6, 7], "reached")
+
+
+def test_layers_that_a_text_reached_are_not_said_to_have_the_same_rows(checkpoint: Path) -> None:
+    def reached(request: httpx.Request) -> httpx.Response:
+        found = json.loads(by_layer(request).content)
+        return httpx.Response(200, json=found | {"states": "reached"})
+
+    service = FakeService({"POST /v1/jacobians": reached, "GET /v1/checkpoints/tiny": DETAIL})
+    result = invoke(service, "jacobian", checkpoint, "--layers", "0,1", "--text", "Once upon")
+    assert result.exit_code == 0, result.output
+    assert "same rows" not in result.stdout
+    assert f"what a text of {TOKENS} tokens is at each layer" in result.stdout
+
+
 def test_one_layer_is_listed_token_by_token(service: FakeService, checkpoint: Path) -> None:
     result = invoke(service, "jacobian", checkpoint, "--layers", 3, "--sample", TOKENS)
     assert result.exit_code == 0, result.output
@@ -204,6 +226,8 @@ def test_each_layer_may_have_its_own_input(service: FakeService, checkpoint: Pat
     [
         ([], "give one of --input"),
         (["--sample", 1, "--token-ids", "1"], "give one of --input"),
+        (["--text", "a", "--token-ids", "1"], "give one of --input"),
+        (["--sample", 1, "--states", "reached"], "--states has no effect"),
         (["--sample", 1, "--layers", "3-1"], "empty"),
         (["--sample", 1, "--layers", "a"], "neither a number nor a range"),
         (["--sample", 1, "--layers", ","], "names nothing"),

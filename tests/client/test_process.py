@@ -70,8 +70,13 @@ def test_a_closed_stream_is_not_taken_by_the_next_file(url: str, tmp_path: Path)
     assert target.read_text().rstrip().endswith("}")
 
 
+@pytest.mark.parametrize(
+    ("number", "ends"), [(signal.SIGINT, (130, "interrupted\n")), (signal.SIGTERM, (143, "terminated\n"))]
+)
 @pytest.mark.parametrize("again", [0, 2])
-def test_ctrl_c_does_not_wait_for_work_that_cannot_be_interrupted(again: int, tmp_path: Path) -> None:
+def test_a_signal_does_not_wait_for_work_that_cannot_be_interrupted(
+    number: signal.Signals, ends: tuple[int, str], again: int, tmp_path: Path
+) -> None:
     script = (
         "import threading, time, httpx\n"
         "from contextlib import contextmanager\n"
@@ -101,13 +106,53 @@ def test_ctrl_c_does_not_wait_for_work_that_cannot_be_interrupted(again: int, tm
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
         interrupted = time.monotonic()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         for _ in range(again):
             time.sleep(0.2)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
         try:
             _, told = process.communicate(timeout=PROMPTLY_S)
         finally:
             process.kill()
     assert time.monotonic() - interrupted < PROMPTLY_S
-    assert (process.returncode, told) == (130, "interrupted\n")
+    assert (process.returncode, told) == ends
+
+
+def test_a_terminated_process_leaves_no_scratch_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    script = (
+        "import time, httpx\n"
+        "from contextlib import contextmanager\n"
+        "from tempfile import TemporaryDirectory\n"
+        "from glassblock_client.cli import app\n"
+        "def answer(request):\n"
+        "    print('working', flush=True)\n"
+        "    time.sleep(60)\n"
+        "@contextmanager\n"
+        "def connect(**_):\n"
+        "    with TemporaryDirectory():\n"
+        "        yield httpx.MockTransport(answer)\n"
+        "app(obj=connect)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "run", str(tmp_path), "--layer", "0", "--sample", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment() | {"TMPDIR": str(scratch)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        assert list(scratch.iterdir()) != []
+        process.terminate()
+        assert process.wait(PROMPTLY_S) == 143
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_report_may_go_into_a_stream_by_its_name(url: str, target: str) -> None:
+    process = in_shell("audit", "x", "--url", url, "--format", "json", "--output", target, streams="| cat")
+    assert process.stderr == f"fail: the report is in {target}\n"
+    assert process.stdout.startswith("{")
+    assert process.stdout.rstrip().endswith("}")

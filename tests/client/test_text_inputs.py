@@ -58,6 +58,31 @@ def test_tokens_come_from_files(checkpoint: Path, tmp_path: Path, suffix: str, i
     assert service.sent()["token_ids"] == ids
 
 
+def test_a_text_may_lie_in_a_file(checkpoint: Path, tmp_path: Path) -> None:
+    service = FakeService({"POST /v1/likelihoods": LIKELIHOOD})
+    (tmp_path / "story.txt").write_text("the cat\nsat, caf\u00e9", encoding="utf-8")
+    result = invoke(service, "likelihood", checkpoint, "--text", tmp_path / "story.txt")
+    assert result.exit_code == 0, result.output
+    assert service.sent()["text"] == "the cat\nsat, caf\u00e9"
+
+
+@pytest.mark.parametrize("words", ["a\0b", "long " * 2000, "tests"])
+def test_words_that_name_no_file_are_the_text(checkpoint: Path, words: str) -> None:
+    service = FakeService({"POST /v1/likelihoods": LIKELIHOOD})
+    result = invoke(service, "likelihood", checkpoint, "--text", words)
+    assert result.exit_code == 0, result.output
+    assert service.sent()["text"] == words
+
+
+def test_a_file_that_holds_no_text_is_one_error_line(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "story.txt").write_bytes(b"caf\xe9")
+    result = invoke(FakeService({}), "likelihood", checkpoint, "--text", tmp_path / "story.txt")
+    assert result.exit_code == 2
+    assert "--text" in result.stderr
+    assert "UTF-8" in result.stderr
+    assert result.stderr.count("\n") <= 2
+
+
 def test_run_sends_part_expert_and_text(checkpoint: Path) -> None:
     service = FakeService({"POST /v1/blocks/run": block_answer(part="layer", activation=None, token_ids=[1, 2])})
     result = invoke(service, "run", checkpoint, "--layer", 3, "--part", "layer", "--token-ids", "1,2")

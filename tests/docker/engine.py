@@ -58,15 +58,14 @@ def engine(folder: Path) -> Iterator[bool]:
                 _unmount_below(folder)
 
 
-def debian_base() -> str:
-    """A Debian with python3, venv and pip as a local image, out of the cache or by debootstrap (two minutes, once)."""
-    archive = CACHE / f"{SUITE}-python3.tar"
+def debian_base(name: str = "python3", packages: str = "python3,python3-venv,python3-pip,ca-certificates") -> str:
+    """A Debian with `packages` as a local image, out of the cache or by debootstrap (two minutes, once)."""
+    archive = CACHE / f"{SUITE}-{name}.tar"
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="debootstrap-", dir=CACHE) as work:
-            include = "--include=python3,python3-venv,python3-pip,ca-certificates"
             subprocess.run(
-                ["debootstrap", "--variant=minbase", include, SUITE, f"{work}/system"],
+                ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, f"{work}/system"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 check=True,
@@ -79,7 +78,7 @@ def debian_base() -> str:
                 check=True,
             )
             Path(packed).replace(archive)
-    tag = f"glassblock-base:{SUITE}"
+    tag = f"glassblock-base:{SUITE}-{name}"
     docker("import", str(archive), tag)
     return tag
 

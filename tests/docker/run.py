@@ -42,6 +42,7 @@ EXAMPLE = "tiny-llama"
 LARGE = "large-llama"
 """The example with wider layers, whose certified audit takes long enough to be interrupted."""
 IMAGE = "glassblock-under-test"
+DATABASE = f"{IMAGE}-postgres"
 FOLDERS = {"/": False, "/checkpoints": False, "/opt/glassblock": False, "/tmp": True, "/data": True}
 
 
@@ -57,15 +58,17 @@ def main() -> None:
         folder = Path(temporary)
         with engine(folder) as own:
             try:
+                _check_gpu_reservation()
                 _build(given.base or (debian_base() if own else "python:3.11-slim"), folder)
                 _check_image()
                 checkpoints = _copied_example(folder)
                 _check_container(checkpoints)
-                _check_compose(folder, checkpoints)
+                _check_compose(folder, checkpoints, "cpu")
+                _check_compose(folder, checkpoints, "postgres", database=_database_image(own=own))
                 _check_postgres(checkpoints)
             finally:
                 if not given.keep:
-                    attempt("image", "rm", "--force", IMAGE)
+                    attempt("image", "rm", "--force", IMAGE, DATABASE)
     print("docker: all checks passed")
 
 
@@ -148,44 +151,98 @@ def _start(name: str, port: int, checkpoints: Path, *further: str) -> None:
     )
 
 
-def _check_compose(folder: Path, checkpoints: Path) -> None:
-    """The compose file's own service, without a GPU; only the network differs, an engine of our own has no bridge."""
-    port = _free_port()
-    override = folder / "override.yml"
+def _check_gpu_reservation() -> None:
+    """Parsed alone: to start it takes a machine with a GPU."""
+    told = subprocess.run(
+        [*_compose(), "--profile", "gpu", "config", "--format", "json"], capture_output=True, text=True, check=True
+    )
+    (device,) = json.loads(told.stdout)["services"]["glassblock"]["deploy"]["resources"]["reservations"]["devices"]
+    _check("compose: the GPU reservation is read", (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"]))
+
+
+def _database_image(*, own: bool) -> str:
+    """PostgreSQL's own image; where none can be had, Debian's PostgreSQL started as that one is."""
+    if not own:
+        return "postgres:17"
+    steps = f"""FROM {debian_base("postgresql", "postgresql,ca-certificates")}
+RUN chmod 1777 /var/run/postgresql && mkdir -p /var/lib/postgresql/data && chown postgres: /var/lib/postgresql/data
+ENV PGDATA=/var/lib/postgresql/data
+USER postgres
+ENTRYPOINT ["bash", "-euc", "PATH=$(echo /usr/lib/postgresql/*/bin):$PATH; \\
+  if [ ! -s $PGDATA/PG_VERSION ]; then \\
+    initdb --username $POSTGRES_USER --encoding UTF8 --auth scram-sha-256 --pwfile <(echo $POSTGRES_PASSWORD); \\
+    echo CREATE DATABASE $POSTGRES_DB | postgres --single -j postgres; \\
+  fi; exec postgres -c listen_addresses=127.0.0.1"]
+"""
+    built = subprocess.run(
+        [client(), "build", "--network", "host", "--tag", DATABASE, "-"],
+        input=steps, text=True, capture_output=True, check=False, env=os.environ | {"DOCKER_BUILDKIT": "1"},
+    )  # fmt: skip
+    _check_quietly(f"a PostgreSQL image is built: {built.stderr}", built.returncode == 0)
+    return DATABASE
+
+
+def _compose() -> list[str]:
+    return [str(Path(sysconfig.get_path("scripts")) / "docker-compose"), "--file", str(ROOT / "docker-compose.yml")]
+
+
+def _check_compose(folder: Path, checkpoints: Path, profile: str, *, database: str | None = None) -> None:
+    """The compose file's own services, without a GPU; only the network differs, an engine of our own has no bridge."""
+    port, database_port = _free_port(), _free_port()
+    override = folder / f"{profile}.yml"
     override.write_text(f"""
 services:
-  glassblock-cpu:
+  glassblock-{profile}:
     image: {IMAGE}
     build: !reset null
-    container_name: {IMAGE}-compose
+    container_name: {IMAGE}-{profile}
     network_mode: host
     ports: !reset []
     environment:
       GLASSBLOCK_HOST: 127.0.0.1
       GLASSBLOCK_PORT: "{port}"
 """)
-    compose = [
-        str(Path(sysconfig.get_path("scripts")) / "docker-compose"),
-        *("--file", str(ROOT / "docker-compose.yml"), "--file", str(override)),
-        *("--project-name", IMAGE, "--profile", "cpu"),
-    ]
-    told = os.environ | {"CHECKPOINTS": str(checkpoints)}
+    if database is not None:
+        with override.open("a") as file:
+            file.write(f"""
+      GLASSBLOCK_DATABASE: postgresql://glassblock:glassblock@127.0.0.1:{database_port}/glassblock
+  postgres:
+    network_mode: host
+    environment:
+      PGPORT: "{database_port}"
+""")
+    compose = [*_compose(), "--file", str(override), "--project-name", IMAGE, "--profile", profile]
+    told = os.environ | {"CHECKPOINTS": str(checkpoints)} | ({} if database is None else {"POSTGRES_IMAGE": database})
     try:
-        subprocess.run([*compose, "up", "--no-build", "--wait", "--wait-timeout", "90"], env=told, check=True)
-        _check("compose: up and healthy", _health(f"{IMAGE}-compose") == "healthy")
-        _check_audit(port)
+        subprocess.run([*compose, "up", "--no-build", "--wait", "--wait-timeout", "120"], env=told, check=True)
+        _check(f"compose, {profile}: up and healthy", _health(f"{IMAGE}-{profile}") == "healthy")
+        audit = _check_audit(port)
+        if database is not None:
+            _check("its jobs are in PostgreSQL", "postgresql" in _checks(port)["database"])
+            subprocess.run([*compose, "restart", "postgres", f"glassblock-{profile}"], env=told, check=True)
+            until("healthy after a restart of both", lambda: _health(f"{IMAGE}-{profile}") == "healthy", seconds=90)
+            _check("and the history is there", _audit(port, audit)["report"]["verdict"] == "pass")
     except BaseException:
-        print(attempt("logs", f"{IMAGE}-compose")[1], file=sys.stderr)
+        print(subprocess.run([*compose, "logs"], env=told, capture_output=True, text=True).stdout, file=sys.stderr)  # noqa: PLW1510
         raise
     finally:
         started = time.monotonic()
         subprocess.run([*compose, "down", "--volumes", "--remove-orphans"], env=told, check=True)
     took = time.monotonic() - started
-    _check(f"compose: down ({took:.1f} s)", took < 10)
+    _check(f"compose, {profile}: down ({took:.1f} s)", took < 20)
+
+
+def _checks(port: int) -> dict[str, str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=30) as answer:
+        return json.load(answer)["checks"]
 
 
 def _check_audit(port: int) -> str:
-    """One audit over HTTP: asked for, waited for, passed."""
+    """One audit over HTTP: asked for, waited for, passed; and another operation as a job."""
+    other = _asked(port, "/v1/jacobians", {"checkpoint": EXAMPLE, "layers": [0], "sample": {"rows": 2}})
+    until("the job has its answer", lambda: _ended(port, other), seconds=60)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/audits/{other}/answer", timeout=30) as answer:
+        _check("which is served", json.load(answer)["layers"][0]["layer"] == 0)
     audit = _asked_audit(port, {"checkpoint": EXAMPLE})
     until("the audit has its report", lambda: _ended(port, audit), seconds=60)
     _check("the example passes", _audit(port, audit)["report"]["verdict"] == "pass")
@@ -201,13 +258,17 @@ def _running_audit(port: int) -> str:
 
 
 def _asked_audit(port: int, message: dict[str, Any]) -> str:
+    return _asked(port, "/v1/audits", message)
+
+
+def _asked(port: int, path: str, message: dict[str, Any]) -> str:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/audits",
+        f"http://127.0.0.1:{port}{path}",
         data=json.dumps(message).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", "Prefer": "respond-async"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        _check("an audit is accepted", answer.status == 202 and answer.headers["Location"])
+        _check(f"a job is accepted: {path}", answer.status == 202 and answer.headers["Location"])
         return json.load(answer)["id"]
 
 

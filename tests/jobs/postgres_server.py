@@ -45,13 +45,15 @@ def postgres_server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fresh_database(server: str) -> str:
+def fresh_database(server: str, *, encoding: str = "UTF8") -> str:
     """URL of a new database."""
     import psycopg  # noqa: PLC0415  an extra, which a test may lack
 
     name = f"jobs_{uuid.uuid4().hex}"
     with psycopg.connect(server.format(name="postgres"), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
     return server.format(name=name)
 
 

@@ -21,6 +21,8 @@ from glassblock.operations.store import CheckpointStore
 from glassblock.wire.audits import AuditRequest
 from sqlalchemy import func, select
 
+from jobs.works import audits_by
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = Rules(lease_seconds=0.6, beat_seconds=0.1, idle_seconds=0.05, attempts=1000, waiting=10_000)
 """Leases that lapse soon, so that a test need not wait; five beats fit into one, on a busy machine too."""
@@ -38,6 +40,12 @@ class Workers:
         self._context.set_forkserver_preload([__name__])
         self._arguments = (place, rules, wild)
         self._started: list[BaseProcess] = []
+
+    def warm(self) -> None:
+        """Load torch for all of them: on a busy machine that takes a minute, in which nothing is tested."""
+        process = self._context.Process(target=_nothing, daemon=True)
+        process.start()
+        process.join()
 
     def start(self) -> BaseProcess:
         process = self._context.Process(target=_work, args=self._arguments, daemon=True)
@@ -93,6 +101,9 @@ def ends(database: Database) -> dict[str, Counter[str]]:
     return found
 
 
+def _nothing() -> None: ...
+
+
 def _work(place: str | Path, rules: Rules, wild: bool) -> None:
     """A service's jobs over the examples, until it is killed."""
     if wild:
@@ -100,6 +111,6 @@ def _work(place: str | Path, rules: Rules, wild: bool) -> None:
         time.time = lambda: clock() + rng.uniform(-100_000, 100_000)
     logging.disable(logging.CRITICAL)  # that leases lapse is what this is about
     store = CheckpointStore([EXAMPLES], device="cpu")
-    jobs = AuditJobs(Operations(store).audit, place=place, status_of=lambda _: 500, rules=rules)
+    jobs = AuditJobs(audits_by(Operations(store).audit), place=place, status_of=lambda _: 500, rules=rules)
     jobs.open()
     time.sleep(3600)

@@ -30,6 +30,7 @@ def test_a_worker_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -
     wanted = ask(database, 12)
     workers = Workers(tmp_path)
     try:
+        workers.warm()
         for _ in range(KILLS):
             process = workers.start()
             time.sleep(rng.uniform(0.0, 1.2))  # before it opens the database, while it waits for a lease, at work
@@ -49,8 +50,11 @@ def test_two_services_share_the_queue_and_one_is_killed(postgres: str) -> None:
     wanted = ask(database, 20)
     workers = Workers(place)
     try:
+        workers.warm()
         first, _second = workers.start(), workers.start()
+        deadline = time.monotonic() + END_S
         while len(ends(database)) < 5:
+            assert time.monotonic() < deadline, "they do not begin"
             time.sleep(0.02)
         workers.kill(first)
         wait_for_the_end(database, seconds=END_S)

@@ -18,11 +18,13 @@ from glassblock.jobs.database import FILE, Database, open_database
 from glassblock.jobs.history import Asked
 from glassblock.jobs.leases import Held, Lease
 from glassblock.jobs.tables import METADATA
-from glassblock.jobs.worker import Watch
+from glassblock.jobs.worker import Watch, asked_for
 from glassblock.wire.audits import AuditQuery, AuditRequest, Progress
 from glassblock.wire.problems import problem_from_error
 from reports.report_makers import report
 from sqlalchemy import text
+
+from jobs.postgres_server import fresh_database
 
 PROBLEM = problem_from_error(InternalFault("its worker died"), 500)
 
@@ -59,6 +61,12 @@ def test_many_may_open_a_new_database_at_once(place: str | Path) -> None:
             database.close()
 
 
+def test_a_database_without_an_encoding_will_do(postgres: str) -> None:
+    database = open_database(fresh_database(postgres, encoding="SQL_ASCII"))
+    assert history.get(database, put(database, "schön")).checkpoint == "schön"
+    database.close()
+
+
 def test_tables_of_a_newer_version_are_refused(place: str | Path) -> None:
     database = open_database(place)
     with database.writing() as connection:
@@ -87,7 +95,9 @@ def test_what_was_asked_arrives_as_it_was_asked(database: Database) -> None:
     against = {"rms_norm_eps": math.nan, "odd": "\ud800", "nul": "\0", "big": 10**30, "nested": [[1, {"a": None}]]}
     request = AuditRequest(checkpoint="a", against=against, rules=("ffn/gate-up-swapped",), certify=True)
     history.enqueue(database, Asked(request), waiting=10)
-    arrived = taken(database).request
+    arrived, tensors = asked_for(database, taken(database))
+    assert isinstance(arrived, AuditRequest)
+    assert not tensors
     assert arrived.against is not None
     assert math.isnan(arrived.against["rms_norm_eps"])
     assert repr(arrived) == repr(request)
@@ -297,7 +307,7 @@ def test_old_jobs_are_forgotten_with_all_that_was_theirs(database: Database) -> 
     assert [audit.id for audit in history.listed(database, AuditQuery()).audits] == ids[4:]
     with database.reading() as connection:
         left = {table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() for table in METADATA.tables}
-    assert left == {"audits": 1, "reports": 0, "events": 1}
+    assert left == {"audits": 1, "reports": 0, "answers": 0, "pieces": 0, "events": 1}
 
 
 def test_an_unknown_audit_is_not_found(database: Database) -> None:

@@ -26,6 +26,8 @@ from reports.report_makers import report
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
+from jobs.works import audits_by
+
 RULES = Rules(beat_seconds=0.05, idle_seconds=0.05)
 DATABASE_BUSY_S = 5.0
 PAGES = random.Random(1).randbytes(20_000).hex()
@@ -55,7 +57,7 @@ class Work:
 
 @contextmanager
 def opened(work: object, place: str | Path, rules: Rules = RULES) -> Iterator[AuditJobs]:
-    jobs = AuditJobs(work, place=place, status_of=lambda _: 500, rules=rules)  # pyright: ignore[reportArgumentType]
+    jobs = AuditJobs(audits_by(work), place=place, status_of=lambda _: 500, rules=rules)
     jobs.open()
     try:
         yield jobs
@@ -145,7 +147,7 @@ def test_the_observer_is_told_after_the_end_was_stored(tmp_path: Path) -> None:
 
     work = Work()
     work.let_go.set()
-    jobs = AuditJobs(work, place=tmp_path, status_of=lambda _: 500, rules=RULES, observers=(observe,))
+    jobs = AuditJobs(audits_by(work), place=tmp_path, status_of=lambda _: 500, rules=RULES, observers=(observe,))
     jobs.open()
     for _ in range(2):
         audit = put(jobs)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from glassblock.numerics import recombination
 from glassblock.numerics.block import STAGES, Placement, Stages, run_block
+from glassblock.numerics.norms import NORM_KINDS, Norm
 from glassblock.numerics.recombination import recombination_error
 
 from numerics.makers import make_feed_forward, make_wiring, random_tensor
@@ -29,6 +30,23 @@ def test_a_float64_run_recombines_to_rounding(placement: Placement, gated: bool,
     for name, error in errors.items():
         # Sums of 40 products in another order, relative to the largest.
         assert error < 2e-14, name
+
+
+def test_what_stands_inside_a_network_or_behind_it_recombines() -> None:
+    """Multipliers, a norm of the hidden units, a gate that is cut, and a gain of the branch."""
+    plain, wiring = make_feed_forward(D, M), make_wiring(Placement.PRE, D)
+    gain = torch.linspace(0.5, 2.0, M, dtype=torch.float64)
+    norm = Norm(NORM_KINDS["rms_llama"], gain, None, 1e-5)
+    for network in (
+        replace(plain, gate_scale=0.5, down_scale=0.7),
+        replace(plain, hidden_norm=norm),
+        replace(plain, gate_sparsity=0.9),
+    ):
+        errors = recombination_error(run_block(random_tensor(5, D), network, wiring), network, wiring)
+        assert all(error < 2e-14 for error in errors.values())
+    scaled = replace(wiring, branch_gain=torch.linspace(0.1, 1.0, D, dtype=torch.float64))
+    errors = recombination_error(run_block(random_tensor(5, D), plain, scaled), plain, scaled)
+    assert all(error < 2e-14 for error in errors.values())
 
 
 @pytest.mark.parametrize(("gating", "numbers"), GATINGS)

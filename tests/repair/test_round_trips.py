@@ -17,6 +17,7 @@ from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.patches import Alter, Patch, drafted, patched
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.writing import write_checkpoint
+from glassblock.reports.repair_command import CARRIED_OUT, repairable
 from glassblock.wire.audits import Finding, Fix, Report
 from makers import Tiny
 from plants import PLANTS, SHARDS, SINGLE, Plant, edit_json, edit_tensors, healthy_checkpoint, put
@@ -81,8 +82,11 @@ def test_a_plant_is_repaired_or_told_what_it_needs(rule: str, plant: Plant, tmp_
     reference = open_checkpoint(healthy) if plant.reference else None
     question = AuditQuestion(against=plant.against, against_name="other.json", reference=reference)
     checkpoint = open_checkpoint(broken)
-    patch, refused = repairs(checkpoint, audit_checkpoint(checkpoint, question))
+    found = audit_checkpoint(checkpoint, question)
+    patch, refused = repairs(checkpoint, found)
     case = f"{rule}:{plant.label}"
+    for finding in found.findings:  # the report names `glassblock fix` for whatever it repairs
+        assert repairable(finding) or isinstance(repair_of(checkpoint, finding), Unrepaired), finding
     assert patch or case not in REPAIRED
     assert all(one.reason and one.needs for one in refused)
     if not patch:
@@ -118,6 +122,14 @@ def test_every_action_that_a_finding_names_has_its_repair(tmp_path: Path) -> Non
     assert actions
     actions.update(named.action for named in NAMED.values())
     assert actions <= FIXES.keys()
+
+
+def test_what_the_reports_name_the_command_for_is_what_is_carried_out(tmp_path: Path) -> None:
+    healthy_checkpoint(SINGLE, tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert CARRIED_OUT.keys() <= FIXES.keys()
+    for action in FIXES.keys() - CARRIED_OUT.keys():
+        assert isinstance(FIXES[action](checkpoint, finding(action)), Unrepaired)
 
 
 def finding(action: str, *tensors: str, layer: int | None = None, level: Any = "error", **evidence: Any) -> Finding:

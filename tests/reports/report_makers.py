@@ -89,7 +89,7 @@ def swap_finding(layer: int) -> Finding:
             "the rows of the one named gate do not."
         ),
         evidence={"up_log10_p": -120.3, "gate_draws_p": 0.42, "rejections": 2, "threshold_log10_p": -5.3},
-        fix=Fix(action="rename", description=f"Rename {prefix}.gate_proj.weight and .up_proj.weight into each other."),
+        fix=Fix(action="swap-tensors", description=f"Rename {prefix}.gate_proj.weight and .up_proj.weight into each other."),
     )
 
 
@@ -193,7 +193,12 @@ def hostile_report(evil: str) -> Report:
     known = KnownFinding(rule=evil, level="error", tensors=(evil,), file=evil)
     made = report(
         verdict="fail",
-        findings=(finding, finding.model_copy(update={"known": True, "level": "warning"})),
+        findings=(
+            finding,
+            finding.model_copy(update={"known": True, "level": "warning"}),
+            # Of whose repair the report names the command.
+            finding.model_copy(update={"fix": Fix(action="swap-tensors", description=evil)}),
+        ),
         coverage=(
             Coverage(
                 rule=evil,

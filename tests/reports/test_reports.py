@@ -131,7 +131,7 @@ def test_evidence_is_told_in_a_line_and_large_groups_are_left_to_json():
     told = " ".join(
         REPORTS["text"].render(report(findings=(swap_finding(0).model_copy(update={"evidence": evidence}),))).split()
     )
-    assert 'evidence p 1e-09 · family wise: alpha 0.001, tests 60 · names ["x"] · long yyy' in told
+    assert "evidence p 1e-09 · family wise: alpha 0.001, tests 60 · names x · long yyy" in told
     assert "y…" in told
     assert "large" not in told
     assert "nested" not in told

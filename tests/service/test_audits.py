@@ -14,6 +14,7 @@ from glassblock.jobs.worker import Rules
 from glassblock.operations.audits import AuditStopped
 from glassblock.wire.audits import AuditedCheckpoint, AuditRequest, Progress, Report
 from glassblock_client import Client
+from jobs.works import audits_by
 from makers import tiny_checkpoint
 
 
@@ -126,7 +127,7 @@ WAITING = 3
 
 @pytest.fixture
 def jobs(gate: Gate) -> Iterator[AuditJobs]:
-    jobs = AuditJobs(gate, status_of=lambda _: 422, rules=Rules(beat_seconds=0.02, waiting=WAITING))
+    jobs = AuditJobs(audits_by(gate), status_of=lambda _: 422, rules=Rules(beat_seconds=0.02, waiting=WAITING))
     jobs.open()
     yield jobs
     jobs.close()

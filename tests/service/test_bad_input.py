@@ -61,7 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (RUN, run(overrides={"placement": "before"}), 422, "invalid-value", "overrides.placement", "pre"),
     (RUN, run(overrides={"width": 113}), 422, "invalid-value", "overrides.width", "113"),
     (RUN, run(overrides={"dtype": "int8"}), 422, "invalid-value", "overrides.dtype", "float32"),
-    (RUN, run(overrides={"epsilon": 1e-6}), 422, "invalid-value", "overrides.epsilon", "Extra"),
+    (RUN, run(overrides={"epsilon": 1e-6}), 422, "invalid-value", "overrides.epsilon", "no such field"),
     (RUN, run(checkpoint="gpt2", overrides={"swap": True}), 422, "invalid-value", "overrides.swap", "plain"),
     (RUN, run(capture=["gates"]), 422, "invalid-value", "capture.0", "gate"),
     (RUN, run(x=[[0.0] * 48], overrides={"eps": 0}), 422, "invalid-value", "x", "zero"),
@@ -103,7 +103,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ),
     (COMPARE, {"x": [[1, 2]] * 257, "matrix": [[1, 0], [0, 1]], "eps": 1}, 413, "too-large", "x", "257"),
     ("/v1/audits", {"checkpoint": "../x"}, 403, "access-refused", "checkpoint", "roots"),
-    ("/v1/audits", {"checkpoint": "llama", "rule": "x"}, 422, "invalid-value", "rule", "Extra"),
+    ("/v1/audits", {"checkpoint": "llama", "rule": "x"}, 422, "invalid-value", "rule", "no such field"),
 ]
 
 
@@ -214,6 +214,15 @@ def test_no_such_path_and_no_such_method(http: httpx.Client) -> None:
     refused = http.get(RUN)
     assert_problem(refused, 405, "unknown-route", "no such method")
     assert refused.headers["allow"] == "POST"
+    for path, methods in (
+        ("/v1/audits", "GET, HEAD, POST"),
+        ("/v1/audits/x", "DELETE, GET, HEAD"),
+        ("/v1/checkpoints/x/residency", "DELETE, GET, HEAD, PUT"),  # the name of a checkpoint may end so
+        ("/v1/checkpoints/x", "GET, HEAD"),
+    ):
+        refused = http.patch(path)
+        assert_problem(refused, 405, "unknown-route", "no such method")
+        assert refused.headers["allow"] == methods, path
     assert_problem(http.get("/v1/audits/nonesuch"), 404, "unknown-audit", "nonesuch")
     assert_problem(http.get("/v1/audits/nonesuch/report"), 404, "unknown-audit", "nonesuch")
 

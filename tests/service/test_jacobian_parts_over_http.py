@@ -167,6 +167,71 @@ def test_a_text_has_its_own_states_at_every_layer(client: Client, root: Path) ->
     assert answer.layers[1].accumulation == "float32"
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "cohere", "mixtral"])
+@pytest.mark.parametrize("part", ["norm", "ffn", "branch", "block"])
+def test_a_text_reaches_every_block_through_attention(client: Client, family: str, part: Any) -> None:
+    """The same numbers as at the x that blocks/run captures there, of a parallel layer and of a mixture too."""
+    answer = client.jacobians(family, [0, LAYER], part=part, token_ids=IDS, states="reached").answer
+    assert (answer.states, answer.token_ids) == ("reached", tuple(IDS))
+    assert not any("same" in note for note in answer.notes)
+    for number in (0, LAYER):
+        entered = client.run_block(family, number, token_ids=IDS, capture=["x"], return_tensors=True).tensors["x"]
+        by_hand = client.jacobians(family, [number], part=part, x=entered).answer
+        assert by_hand.states is None
+        told = [layer for layer in answer.layers if layer.layer == number]
+        assert [layer.rows for layer in told] == [layer.rows for layer in by_hand.layers]
+        for one, other in zip(told, by_hand.layers, strict=True):
+            # Both are run in float32, and which products are batched together may differ.
+            for token, expected in zip(one.tokens, other.tokens, strict=True):
+                assert token.frobenius == pytest.approx(expected.frobenius, rel=1e-5)
+                assert token.radial_gain == pytest.approx(expected.radial_gain, rel=1e-5)
+
+
+def test_layers_in_any_order_have_their_own_states(client: Client) -> None:
+    asked = [1, 0]
+    answer = client.jacobians("llama", asked, token_ids=IDS, states="reached", norms=["frobenius"]).answer
+    turned = client.jacobians("llama", [0, 1], token_ids=IDS, states="reached", norms=["frobenius"]).answer
+    assert [layer.layer for layer in answer.layers] == asked
+    assert {layer.layer: layer.tokens for layer in answer.layers} == {
+        layer.layer: layer.tokens for layer in turned.layers
+    }
+
+
+def test_the_depth_of_blocks_starts_where_a_text_enters_the_first(client: Client) -> None:
+    entered = client.run_block("llama", 1, token_ids=IDS, capture=["x"], return_tensors=True).tensors["x"]
+    answer = client.jacobians("llama", [1], token_ids=IDS, states="reached", depth=True, norms=["frobenius"]).answer
+    assert answer.depth is not None
+    rms = np.sqrt(np.mean(entered.astype(np.float64) ** 2, axis=1))
+    np.testing.assert_allclose(answer.depth.residual_rms[0], rms, rtol=1e-5)
+
+
+def test_token_ids_are_embedding_rows_of_a_block_unless_more_is_asked(client: Client) -> None:
+    plain = client.jacobians("llama", [LAYER], token_ids=IDS, norms=["frobenius"]).answer
+    said = client.jacobians("llama", [LAYER], token_ids=IDS, states="embedding", norms=["frobenius"]).answer
+    assert plain.states == said.states == "embedding"
+    assert plain.layers[0].tokens == said.layers[0].tokens
+    both = client.jacobians("llama", [0, LAYER], token_ids=IDS, norms=["frobenius"]).answer
+    assert any("'reached'" in note for note in both.notes)
+    assert client.jacobians("llama", [0], part="layer", token_ids=IDS, norms=["frobenius"]).answer.states == "reached"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"x": ROWS, "states": "reached"}, "states"),
+        ({"sample": Sample(rows=2), "states": "embedding"}, "states"),
+        ({"token_ids": IDS, "part": "layer", "states": "embedding"}, "states"),
+        ({"token_ids": IDS, "text": "a"}, "text"),
+        ({"x": ROWS, "text": "a"}, "x"),
+        ({"sample": Sample(rows=2), "text": "a"}, "sample"),
+    ],
+)
+def test_what_is_taken_of_no_text_or_of_two_is_refused(client: Client, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        client.jacobians("llama", [0], **given)
+    assert refused.value.field == field
+
+
 def test_sampled_rows_stand_at_positions_and_that_is_said(client: Client) -> None:
     answer = client.jacobians("llama", [0], part="attention", sample=Sample(rows=3), norms=["frobenius"]).answer
     assert answer.token_ids is not None

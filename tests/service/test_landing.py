@@ -13,7 +13,7 @@ from typing import Any
 import h11
 import numpy as np
 import pytest
-from glassblock.api.bodies import LANDING_BYTES
+from glassblock.api.landing import LANDING_BYTES
 from glassblock.wire import framing
 from glassblock_client import Client
 from glassblock_client.tensors import wire_from_array

@@ -1,15 +1,22 @@
 """Work under way keeps nobody from asking, and what a caller merely announces costs nothing."""
 
 import asyncio
+import ctypes
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
 import httpx
 import psutil
 import pytest
+from glassblock.api.allocator import trimmed_when_idle
 from glassblock.api.app import create_app
 from glassblock.api.bodies import accepts, read_body
+from glassblock.api.landing import untouched
 from glassblock.api.settings import Settings
 from glassblock.errors import TooLarge
 from starlette.requests import Request
@@ -89,3 +96,86 @@ def test_the_app_is_made_without_a_root() -> None:
 )
 def test_accept(accept: str, wanted: bool) -> None:
     assert accepts(accept, "application/x-safetensors") is wanted
+
+
+def test_memory_of_a_body_goes_back_to_the_system_with_its_last_view() -> None:
+    process, content = psutil.Process(), bytes(16 * MIB)
+    kept: list[bytes] = []
+    start = process.memory_info().rss
+    for _ in range(2):  # malloc maps the first time, and keeps from then on what it was given back
+        bodies: list[memoryview] = []
+        for _ in range(8):
+            bodies.append(untouched(16 * MIB))
+            bodies[-1][:] = content
+            kept.append(bytes(100_000))  # behind each body: malloc could not give back what lies in front of it
+        view = bodies[0][5:6]
+        assert process.memory_info().rss - start > 120 * MIB
+        del bodies
+        # A body of which a view is held, and two that are kept for the next; the rest is some of Python's own.
+        assert process.memory_info().rss - start < 3 * 16 * MIB + 16 * MIB
+        assert bytes(view) == b"\0"
+        del view
+
+
+def test_memory_of_a_body_is_not_given_to_another_while_a_view_of_it_is_held() -> None:
+    first = untouched(2 * MIB)
+    first[:] = b"a" * (2 * MIB)
+    view = first[MIB:]
+    del first
+    others = [untouched(2 * MIB) for _ in range(4)]
+    for other in others:
+        other[:] = b"b" * (2 * MIB)
+    assert bytes(view) == b"a" * MIB
+    del other, others, view
+    assert len(untouched(2 * MIB - 5)) == 2 * MIB - 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's arenas")
+@pytest.mark.parametrize(("told", "most"), [({}, 2), ({"MALLOC_ARENA_MAX": "5"}, 5)])
+def test_threads_share_two_arenas_where_nobody_says_otherwise(told: dict[str, str], most: int) -> None:
+    script = """
+import ctypes, sys, threading
+from glassblock.api.allocator import share_arenas
+share_arenas()
+blocks, all_here = [], threading.Barrier(9)
+def take():
+    blocks.append(bytes(100_000))
+    all_here.wait()
+threads = [threading.Thread(target=take) for _ in range(8)]
+for thread in threads: thread.start()
+all_here.wait()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "GLIBC"))}
+    out = subprocess.run(
+        [sys.executable, "-c", script], env=environment | told, capture_output=True, text=True, check=True
+    )
+    assert out.stdout.count("<heap nr=") == most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim")
+def test_what_lies_free_goes_back_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassblock.api.allocator.TRIM_SECONDS", 0.05)
+    process, busy = psutil.Process(), [True]
+
+    async def main() -> None:
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        blocks = [libc.malloc(60_000) for _ in range(2000)]  # below what malloc maps
+        for block in blocks:
+            ctypes.memset(ctypes.c_void_p(block), 1, 60_000)
+        for block in blocks[:-1]:  # the last one lies on top of all
+            libc.free(ctypes.c_void_p(block))
+        full = process.memory_info().rss
+        async with trimmed_when_idle(lambda: busy[0]):
+            await anyio.sleep(0.3)
+            assert process.memory_info().rss > full - 20 * MIB
+            busy[0] = False
+            await anyio.sleep(0.5)
+        assert process.memory_info().rss < full - 80 * MIB
+        libc.free(ctypes.c_void_p(blocks[-1]))
+
+    anyio.run(main)

@@ -337,6 +337,16 @@ def test_a_family_without_attention_says_so_and_runs_posted_states(client: Clien
     assert client.run_block("bloom", 0, x=x).answer.stages["output"].shape == (2, 48)
 
 
+def test_jacobians_of_a_text_in_words_are_at_the_states_it_reaches(client: Client) -> None:
+    told = client.jacobians("llama", [0, 1], text=WORDS, norms=["frobenius"]).answer
+    assert told.token_ids is not None
+    same = client.jacobians("llama", [0, 1], token_ids=told.token_ids, states="reached", norms=["frobenius"]).answer
+    assert (told.states, told.layers) == ("reached", same.layers)
+    rows = client.jacobians("llama", [1], text=WORDS, states="embedding", norms=["frobenius"]).answer
+    assert rows.states == "embedding"
+    assert rows.layers[0].tokens != told.layers[1].tokens
+
+
 @pytest.mark.parametrize(("text", "says"), [("the cat", "the checkpoint has no tokenizer.json"), ("", "at least 1")])
 def test_a_text_without_a_tokenizer_is_told(client: Client, text: str, says: str) -> None:
     with pytest.raises(InvalidValue, match=says):

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import xxhash
 from glassblock.api.app import create_app
 from glassblock.api.entry import in_process
 from glassblock.api.flights import Flights
@@ -19,7 +20,12 @@ from glassblock.api.results import Rendered, StoredAnswers
 from glassblock.api.settings import Settings
 from glassblock.errors import InvalidValue, NoRoom
 from glassblock.operations import block_runs
+from glassblock.operations.content import Content
+from glassblock.wire.framing import WireTensor
 from makers import tiny_checkpoint
+
+SAME = xxhash.xxh3_128(b"")
+"""A digest that says the same of everything."""
 
 BODY = {"checkpoint": "model", "layer": 0, "sample": {"rows": 2, "seed": 0}}
 
@@ -113,34 +119,65 @@ def answer(text: bytes, **headers: str) -> Rendered:
     return Rendered(200, headers, "application/json", (text,))
 
 
+def key(asked: str, *data: bytes) -> Content:
+    return Content(asked, {str(number): WireTensor("U8", (len(x),), memoryview(x)) for number, x in enumerate(data)})
+
+
+def test_a_key_is_every_byte_of_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert key("run", b"ab") == key("run", b"ab")
+    assert key("run", b"ab").proof() == key("run", b"ab").proof()
+    others = [key("run", b"ac"), key("run", b"a", b"b"), key("run"), key("norm", b"ab"), key("run", b"", b"ab")]
+    assert len({key("run", b"ab"), *others}) == 6
+    assert len({key("run", b"ab").proof(), *(other.proof() for other in others)}) == 6
+    # Found by the digest, told apart by the bytes.
+    monkeypatch.setattr("glassblock.operations.content.xxhash.xxh3_128", lambda _: SAME)
+    assert key("run", b"ab").name == key("run", b"xy").name
+    assert key("run", b"ab") != key("run", b"xy")
+    assert key("run", b"ab") == key("run", b"ab")
+
+
+def test_a_stored_answer_of_a_key_with_the_same_name_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glassblock.operations.content.xxhash.xxh3_128", lambda _: SAME)
+    stored = StoredAnswers(tmp_path, 1 << 20)
+    stored.put(key("run", b"evil"), answer(b"evil"))
+    assert stored.get(key("run", b"good")) is None
+    stored.put(key("run", b"good"), answer(b"good"))
+    assert stored.get(key("run", b"good")) is None
+    found = stored.get(key("run", b"evil"))
+    assert found is not None
+    assert bytes(found.chunks[0]) == b"evil"
+
+
 def test_answers_survive_a_restart_and_a_damaged_one_is_removed(tmp_path: Path) -> None:
     stored = StoredAnswers(tmp_path, 1 << 20)
-    stored.put("one", answer(b"{}", Location="/there"))
-    stored.put("two", answer(b"[]"))
+    stored.put(key("one"), answer(b"{}", Location="/there"))
+    stored.put(key("two"), answer(b"[]"))
     (tmp_path / "tmpxyz").write_bytes(b"left behind")
     again = StoredAnswers(tmp_path, 1 << 20)
-    found = again.get("one")
+    found = again.get(key("one"))
     assert found is not None
     assert (found.status, found.headers, bytes(found.chunks[0])) == (200, {"Location": "/there"}, b"{}")
-    damaged = tmp_path / "two.answer"
+    damaged = tmp_path / f"{key('two').name}.answer"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    assert again.get("two") is None
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["one.answer"]
+    assert again.get(key("two")) is None
+    assert sorted(item.name for item in tmp_path.iterdir()) == [f"{key('one').name}.answer"]
     assert again.counted()[1:] == (1, 1, 1)
 
 
 def test_the_least_recently_used_answers_leave_first(tmp_path: Path) -> None:
-    stored = StoredAnswers(tmp_path, 2500)
-    for key in ("a", "b"):
-        stored.put(key, answer(b"x" * 300))
-    assert stored.get("a") is not None
-    for key in ("c", "d", "e", "f", "g"):
-        stored.put(key, answer(b"x" * 300))
-    assert stored.get("b") is None
-    assert stored.get("a") is not None
-    stored.put("large", answer(b"x" * 2000))
-    assert stored.get("large") is None, "one answer does not push out all others"
-    assert sum(item.stat().st_size for item in tmp_path.iterdir()) <= 2500
+    stored = StoredAnswers(tmp_path, 2700)
+    for name in ("a", "b"):
+        stored.put(key(name), answer(b"x" * 300))
+    assert stored.get(key("a")) is not None
+    for name in ("c", "d", "e", "f", "g"):
+        stored.put(key(name), answer(b"x" * 300))
+    assert stored.get(key("b")) is None
+    assert stored.get(key("a")) is not None
+    stored.put(key("large"), answer(b"x" * 2000))
+    assert stored.get(key("large")) is None, "one answer does not push out all others"
+    assert sum(item.stat().st_size for item in tmp_path.iterdir()) <= 2700
 
 
 def test_a_disk_that_is_full_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +186,8 @@ def test_a_disk_that_is_full_stores_nothing(tmp_path: Path, monkeypatch: pytest.
 
     stored = StoredAnswers(tmp_path, 1 << 20)
     monkeypatch.setattr(os, "replace", full)
-    stored.put("one", answer(b"{}"))
-    assert stored.get("one") is None
+    stored.put(key("one"), answer(b"{}"))
+    assert stored.get(key("one")) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -232,7 +269,7 @@ def test_a_deadline_is_kept_and_the_work_stopped(
     assert (late.status_code, late.json()["code"]) == (504, "service-unavailable")
     assert slow.stopped.wait(5)
     slow.go_on.set()
-    met = http.post("/v1/blocks/run", json=BODY, headers={"Prefer": "respond-async, wait=30"})
+    met = http.post("/v1/blocks/run", json=BODY, headers={"Prefer": "handling=lenient, wait=30"})
     assert (met.status_code, met.headers["preference-applied"]) == (200, "wait=30")
     assert http.get("/v1/rules", headers={"Prefer": "wait=30"}).status_code == 200
     for wrong in ("wait=0", "wait=soon", "wait", "wait=9999999"):

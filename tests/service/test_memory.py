@@ -137,7 +137,7 @@ def test_damaged_files_are_refused_unless_their_blocks_are_pinned(store: Checkpo
     assert "cannot be used any more" in kept.notes[-1]
     with pytest.raises(CheckpointUnusable):
         run(operations, layer=1)  # is not pinned
-    assert operations.content_key("run_block", BlockRunRequest(checkpoint="model", layer=0), {}, form="json") is None
+    assert operations.content_of("run_block", BlockRunRequest(checkpoint="model", layer=0), {}, form="json") is None
     weights.write_bytes(content)
     assert run(operations).notes == good.notes
 

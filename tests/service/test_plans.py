@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,10 +12,14 @@ from glassblock.errors import InvalidValue, UnknownCheckpoint
 from glassblock.operations import plans
 from glassblock.operations.operations import Operations
 from glassblock.operations.store import CheckpointStore
+from glassblock.wire.blocks import BlockRunRequest
+from glassblock.wire.explain import ExplainRequest
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.plans import PlannedOperation, TensorShape
+from glassblock.wire.values import RunStage
 from glassblock_client import Client
 from makers import Tiny, tiny_checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 # A layer wide enough that its arrays, and not what every operation takes, are measured.
 WIDE = Tiny(hidden=192, intermediate=512, layers=3, heads=3, kv_heads=1, head_dim=64, vocab=512)
@@ -37,7 +42,25 @@ CASES: dict[str, tuple[PlannedOperation, dict[str, Any], tuple[int, int] | None]
     "jacobians, few": ("jacobians", {"layers": [1], "norms": ["frobenius"]}, (4, 192)),
     "jacobians": ("jacobians", {"layers": [1], "norms": ["frobenius", "trace"]}, (256, 192)),
     "spectral": ("jacobians", {"layers": [1], "norms": ["spectral"]}, (64, 192)),
+    "jacobians, text": (
+        "jacobians",
+        {"layers": [2], "norms": ["frobenius"], "token_ids": list(range(256)), "states": "reached"},
+        None,
+    ),
 }
+
+COUNTED: dict[str, tuple[str, PlannedOperation, dict[str, Any], int]] = {
+    "block": ("wide", "run_block", {"layer": 1}, 512),
+    "block of a mixture": ("mixture", "run_block", {"layer": 1}, 512),
+    "mixture with a shared network": ("shared", "run_block", {"layer": 1}, 512),
+    "expert": ("mixture", "run_block", {"layer": 1, "expert": 0}, 512),
+    "layer of a mixture": ("mixture", "run_block", {"layer": 1, "part": "layer"}, 256),
+    "Jacobians of experts": ("mixture", "jacobians", {"layers": [1], "norms": ["frobenius"]}, 32),
+    "Jacobian of an expert": ("mixture", "jacobians", {"layers": [1], "expert": 0, "norms": ["frobenius"]}, 32),
+    "mixture": ("mixture", "jacobians", {"layers": [1], "part": "mixture", "norms": ["frobenius"]}, 32),
+    "depth": ("wide", "jacobians", {"layers": [0, 1, 2], "part": "block", "norms": ["frobenius"], "depth": True}, 4),
+}
+"""Cases of which bytes, peak and FLOPs are counted."""
 
 TWICE = "text, network"
 """Here nothing stays on the device, so that the network is read with its layer and again alone."""
@@ -68,6 +91,89 @@ def test_an_estimate_is_never_below_the_peak_and_at_most_twice_it(store: Checkpo
     if hasattr(answer, "read") and operation not in {"norm_statistics", "jacobians"} and case != TWICE:
         assert plan.bytes_read == pytest.approx(answer.read.bytes, rel=0.02), "gains of norms are not counted"
     assert (plan.flops > 0) is (case not in {"normed alone"})
+
+
+@pytest.fixture(scope="module")
+def resident(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("counted")
+    for name, family in (("wide", "llama"), ("mixture", "mixtral"), ("shared", "qwen2_moe")):
+        tiny_checkpoint(family, folder / name, tiny=WIDE, dtype=torch.bfloat16)
+    return folder
+
+
+def posted(rows: int, width: int = 192) -> dict[str, WireTensor]:
+    drawn = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
+    return {"x": WireTensor("F32", (rows, width), memoryview(bytearray(drawn.tobytes())))}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_bytes_and_products_are_those_that_are_counted(resident: Path, case: str) -> None:
+    name, operation, message, rows = COUNTED[case]
+    store = CheckpointStore([resident], device="cpu")  # of its own: nothing is resident, and what is read stays
+    request = plans._MESSAGES[operation].model_validate({"checkpoint": name, **message})  # pyright: ignore[reportPrivateUsage]
+    plan = plans.estimate(store, operation, request, posted(rows))
+    with FlopCounterMode(display=False) as counter:
+        answer = getattr(Operations(store), operation)(request, posted(rows)).answer
+    assert plan.bytes_read == pytest.approx(answer.read.bytes, rel=0.02), "gains of norms are not counted"
+    counted = counter.get_total_flops()
+    if message.get("part") == "layer":  # the counter does not know the CPU's attention: two products of [t, t, d]
+        counted += 4 * rows * rows * 192
+    # Of Jacobians the self-check and the steps of a bracket depend on the numbers; a run is counted to the last one.
+    assert plan.flops == pytest.approx(counted, rel=0.01 if operation == "run_block" else 0.25)
+    fresh = CheckpointStore([resident], device="cpu", resident_bytes=0)
+    peak, _ = peak_of(lambda: getattr(Operations(fresh), operation)(request, posted(rows)))
+    assert peak <= plan.peak_bytes <= 2 * peak + plans.SMALL_BYTES
+
+
+STAGES: tuple[RunStage, ...] = ("x", "normed", "gate", "up", "hidden", "down", "output")
+
+
+@pytest.mark.parametrize(
+    ("rows", "seen", "tolerance"),
+    [
+        # 8 rows screen one mistake that meets a product; in few rows they may be fewer.
+        (64, STAGES, 0.01),
+        (256, STAGES, 0.01),
+        # How many mistakes come near depends on the numbers, where only both ends are seen.
+        (64, ("x", "output"), 0.5),
+    ],
+)
+def test_explaining_is_counted_by_what_was_captured(
+    resident: Path, rows: int, seen: tuple[str, ...], tolerance: float
+) -> None:
+    store = CheckpointStore([resident], device="cpu", resident_bytes=0)
+    operations = Operations(store)
+    run = BlockRunRequest.model_validate(
+        {
+            "checkpoint": "wide",
+            "layer": 1,
+            "capture": STAGES,
+            "return_tensors": True,
+            "overrides": {"dtype": "bfloat16"},
+        }
+    )
+    captured = {
+        name: one for name, one in operations.run_block(run, posted(rows)).wire_tensors().items() if name in seen
+    }
+    request = ExplainRequest(checkpoint="wide", layer=1)
+    plan = plans.estimate(store, "explain_block", request, captured)
+    with FlopCounterMode(display=False) as counter:
+        answer = operations.explain_block(request, captured).answer
+    assert plan.bytes_read == pytest.approx(answer.read.bytes, rel=0.02)
+    assert plan.flops == pytest.approx(counter.get_total_flops(), rel=tolerance)
+    peak, _ = peak_of(lambda: operations.explain_block(request, captured))
+    assert peak <= plan.peak_bytes <= 2 * peak + plans.SMALL_BYTES
+
+
+def test_of_a_mixture_no_more_experts_are_read_than_rows_can_choose(resident: Path) -> None:
+    store = CheckpointStore([resident], device="cpu", resident_bytes=0)
+    one, all_of_them = (
+        plans.estimate(store, "run_block", BlockRunRequest(checkpoint="mixture", layer=1), posted(rows)).bytes_read
+        for rows in (1, 64)
+    )
+    read = Operations(store).run_block(BlockRunRequest(checkpoint="mixture", layer=1), posted(1)).answer.read.bytes
+    assert one == pytest.approx(read, rel=0.02)
+    assert 1.9 < all_of_them / one < 2.1, "two of four experts"
 
 
 def peak_of(work: Callable[[], Any]) -> tuple[int, Any]:

@@ -6,10 +6,12 @@ before numpy, HTTP and the messages are loaded.
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -24,7 +26,15 @@ from glassblock_client.cli.streams import open_streams, settle_streams, tell
 
 NO_REPORT = 2
 """Exit status when no answer was possible: usage, an absent path, a refusal, a defect."""
+KNOWN_UP_TO = 12
+"""Names that an error tells all of."""
+NEAR = 6
 INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, while there is something to put away: it unwinds as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ COMMANDS: dict[str, Command] = {
         Command("budget", "budget", "Count parameters, activations and FLOPs of a feed-forward block."),
         Command("fix", "fix", "Repair a checkpoint into a new folder, and audit the result."),
         Command("selftest", "selftest", "Plant mistakes in a checkpoint, in memory, and see what is found."),
+        Command("checkpoints", "checkpoints", "List the checkpoints of a service, or under a folder."),
         Command("families", "tables", "List the families of models that are read."),
         Command("rules", "tables", "List the rules of the audit, or explain one."),
         Command("audits", "audits", "List, follow or cancel the audits of a service."),
@@ -81,6 +92,9 @@ class CommandGroup(TyperGroup):
         except GlassblockError as error:
             complain(error)
             status = NO_REPORT
+        except Terminated:
+            tell("terminated")
+            status = TERMINATED
         except KeyboardInterrupt:
             tell("interrupted")
             status = INTERRUPTED
@@ -125,10 +139,29 @@ def refuse_empty(words: Sequence[str]) -> None:
 
 def complain(error: GlassblockError) -> None:
     """One line for what is wrong and one for what to do, on stderr."""
-    known = f"; known: {', '.join(error.known)}" if error.known else ""
+    known = f"; known: {known_names(error)}" if error.known else ""
     tell(printable(f"error: {error.message}{known}"))
     if error.hint:
         tell(printable(f"hint: {error.hint}"))
+
+
+def known_names(error: GlassblockError) -> str:
+    """The names that are known: all of a few, of many those near to one that the message quotes, and how many more.
+
+    >>> known_names(InvalidValue("no rule 'norm/ofset'", known=("norm/offset", "norm/role")))
+    'norm/offset, norm/role'
+    >>> known_names(InvalidValue("no family 'lama'", field="family", known=("gemma", "llama", *map(str, range(99)))))
+    'llama and 100 more: `glassblock families` lists them'
+    """
+    if len(error.known) <= KNOWN_UP_TO:
+        return ", ".join(error.known)
+    quoted = re.findall(r"'([^']+)'|\"([^\"]+)\"", error.message)
+    near = dict.fromkeys(
+        name for words in quoted for word in words if word for name in get_close_matches(word, error.known, n=NEAR)
+    )
+    told = list(near)[:NEAR] or list(error.known[:NEAR])
+    lists = ": `glassblock families` lists them" if error.field in FAMILY_FIELDS else ""
+    return f"{', '.join(told)} and {len(error.known) - len(told):,} more{lists}"
 
 
 def complain_of_file(error: OSError) -> None:

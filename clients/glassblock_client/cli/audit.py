@@ -1,6 +1,8 @@
 """`glassblock audit`: the gate that a checkpoint passes before it ships."""
 
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,8 +21,19 @@ from glassblock_client.cli.connection import (
 )
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.files import config_in, read_json_object, require_writable, write_whole
+from glassblock_client.cli.inputs import TextOption, TokensOption, chosen_text
 from glassblock_client.cli.screen import coloured, columns, progress_bar
 from glassblock_client.cli.streams import tell
+
+WitnessIdsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token-ids",
+        metavar="ID,...",
+        help="A text, as a witness beside the weights.",
+        show_default=False,
+    ),
+]
 
 FILE_COLUMNS = 100
 FailOn = Literal["error", "warning", "never"]
@@ -61,10 +74,11 @@ def audit(
         ),
     ] = None,
     reference: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="Another checkpoint: every tensor is compared with its counterpart. With --url its name there.",
+            help="Another checkpoint: every tensor is compared with its counterpart. Several times: which tensors are "
+            "made of which. With --url its name there.",
             show_default=False,
         ),
     ] = None,
@@ -76,11 +90,15 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    token_ids: WitnessIdsOption = None,
+    text: TextOption = None,
+    tokens: TokensOption = None,
     family: FamilyOption = None,
     family_file: FamilyFileOption = None,
     rules: Annotated[str | None, typer.Option(metavar="RULE,...", help="Only these rules.", show_default=False)] = None,
     certify: Annotated[
-        bool, typer.Option("--certify", help="Certify the p-value of every tensor, not of suspects alone.")
+        bool,
+        typer.Option("--certify", help="Certify every tensor, not suspects alone; ask a text of every layer."),
     ] = False,
     url: UrlOption = None,
     timeout: TimeoutOption = None,
@@ -109,12 +127,14 @@ def audit(
     if baseline is not None:
         known = read_baseline(read_json_object(baseline, option="--baseline"), name=f"--baseline: {baseline}")
     row = read_family_row(family, family_file)
+    given = {} if token_ids is text is tokens is None else chosen_text(token_ids, text, tokens)
     config = None if against is None else read_json_object(config_in(against), option="--against")
+    references = reference or []
     with (
-        connected_to_all(context, path, (reference, captures), url=url, timeout=timeout, device=device) as (
+        connected_to_all(context, path, (captures, *references), url=url, timeout=timeout, device=device) as (
             client,
             name,
-            (other, recorded),
+            (recorded, *named),
         ),
         progress_bar(f"auditing {name}") as on_progress,
     ):
@@ -126,22 +146,57 @@ def audit(
             against_name="against" if against is None else f"{against} (--against)",
             rules=chosen,
             certify=certify,
-            reference=other,
+            reference=_one_or_several(named),
             captures=recorded,
+            **given,
             on_progress=on_progress,
         )
     if known is not None:
         report = compared(report, known, name=str(baseline))
     if write_baseline is not None:
         write_whole(write_baseline, [written(baseline_of(report)).encode()])
-        tell(f"{len(report.findings)} findings are known from now on: {write_baseline}")
+        count = len(report.findings)
+        tell(f"{count} finding{' is' if count == 1 else 's are'} known from now on: {write_baseline}")
     render = REPORTS[report_format].render
+    asked = _again(
+        path,
+        ("--family", family),
+        ("--family-file", family_file),
+        ("--against", against),
+        ("--reference", references[0] if len(references) == 1 else None),
+        ("--url", url),
+    )
     if output is None:
-        sys.stdout.write(render(report, width=columns(), colour=coloured()))
+        sys.stdout.write(render(report, width=columns(), colour=coloured(), asked=asked))
     else:
-        write_whole(output, [render(report, width=FILE_COLUMNS).encode()])
-        tell(f"{report.verdict}: the report is in {output}")
+        write_whole(output, [render(report, width=FILE_COLUMNS, asked=asked).encode()])
+        tell(f"{outcome(report)}: the report is in {output}")
     return exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive)
+
+
+def _one_or_several(names: Sequence[str | None]) -> str | list[str] | None:
+    given = [name for name in names if name is not None]
+    return None if not given else given[0] if len(given) == 1 else given
+
+
+def _again(path: str, *options: tuple[str, str | Path | None]) -> str:
+    """What `glassblock fix` must be told to see what this audit saw, as a shell reads it."""
+    words = [path]
+    for name, value in options:
+        if value is not None and not (name == "--url" and "@" in str(value)):  # a password is not repeated
+            words += [name, str(value)]
+    return shlex.join(words)
+
+
+def outcome(report: Report) -> str:
+    """The verdict, and what of it a baseline knows already."""
+    known = sum(finding.known for finding in report.findings)
+    if not known:
+        return report.verdict
+    count = len(report.findings)
+    if known < count:
+        return f"{report.verdict}, {known} of {count} findings known in the baseline"
+    return f"{report.verdict}, {'its one finding' if count == 1 else f'all {count} findings'} known in the baseline"
 
 
 def exit_status(report: Report, *, fail_on: FailOn, allow_inconclusive: bool) -> int:

@@ -1,4 +1,4 @@
-"""`glassblock audits`: the audits of a service, listed, followed, cancelled."""
+"""`glassblock audits`: the audits and other jobs of a service, listed, followed, cancelled."""
 
 import sys
 import time
@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 from glassblock.errors import InvalidValue, ServiceUnavailable
 from glassblock.reports import REPORTS
-from glassblock.wire.audits import Audit, AuditEvent, AuditList, Report
+from glassblock.wire.audits import Audit, AuditEvent, AuditList
+from glassblock.wire.endpoints import START_AUDIT
 from glassblock.wire.printable import printable
 from rich import box
 from rich.table import Table
@@ -20,7 +21,7 @@ from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import coloured, columns, progress_bar, show
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
-from glassblock_client.jobs import OnEvent, report_when_ended
+from glassblock_client.jobs import OnEvent, ended_well, report_of
 
 RECONNECTS = 10
 RECONNECT_SECONDS = 2.0
@@ -36,6 +37,9 @@ def audits(
     ] = None,
     cancel: Annotated[str | None, typer.Option(metavar="ID", help="Cancel this audit.", show_default=False)] = None,
     state: Annotated[State | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
+    operation: Annotated[
+        str | None, typer.Option(help="Only those of this operation, jacobians for instance.", show_default=False)
+    ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Only those of this checkpoint.", show_default=False)] = None,
     since: Annotated[
         datetime | None,
@@ -46,9 +50,10 @@ def audits(
     url: UrlOption = None,
     timeout: TimeoutOption = None,
 ) -> int:
-    """List, follow or cancel the audits of a service.
+    """List, follow or cancel the audits of a service, and what else was asked for as a job.
 
-    Without --follow and --cancel the newest come first. Exit status of --follow: that of `glassblock audit`.
+    Without --follow and --cancel the newest come first. Exit status of --follow: that of `glassblock audit`; of
+    another operation, whose answer is printed as JSON, 0.
     """
     if not url:
         raise InvalidValue(
@@ -65,7 +70,7 @@ def audits(
             found = AuditList(audits=(client.cancel_audit(cancel),))
         else:
             zoned = None if since is None else since.replace(tzinfo=UTC)
-            found = client.audits(state=state, checkpoint=checkpoint, since=zoned, limit=limit)
+            found = client.audits(state=state, operation=operation, checkpoint=checkpoint, since=zoned, limit=limit)
     if answer_format == "json":
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     else:
@@ -78,11 +83,22 @@ def audits(
 def _follow(client: Client, audit_id: str, *, as_json: bool) -> int:
     if as_json:
         _events(client, audit_id, lambda event: sys.stdout.write(event.model_dump_json() + "\n"))
-        report = _report(client.audit(audit_id))
     else:
-        with progress_bar(f"audit {audit_id}") as on_progress:
-            _events(client, audit_id, lambda event: on_progress(event.progress))
-        report = _report(client.audit(audit_id))
+        with progress_bar(f"job {audit_id}") as on_progress:
+
+            def on_event(event: AuditEvent) -> None:
+                if event.finding is not None:
+                    tell(printable(f"{event.finding.level}: {event.finding.rule}: {event.finding.message}"))
+                on_progress(event.progress)
+
+            _events(client, audit_id, on_event)
+    audit = _ended(client.audit(audit_id))
+    if audit.operation != START_AUDIT.name:
+        if not as_json:
+            sys.stdout.write(client.audit_answer(audit_id).answer.model_dump_json(indent=2) + "\n")
+        return 0
+    report = report_of(audit)
+    if not as_json:
         sys.stdout.write(REPORTS["text"].render(report, width=columns(), colour=coloured()))
     return exit_status(report, fail_on="error", allow_inconclusive=False)
 
@@ -108,21 +124,21 @@ def _events(client: Client, audit_id: str, on_event: OnEvent) -> None:
                 return
 
 
-def _report(audit: Audit) -> Report:
-    report = report_when_ended(audit)
-    if report is None:
-        raise ServiceUnavailable(f"audit {audit.id} is still {audit.state}", hint="follow it again")
-    return report
+def _ended(audit: Audit) -> Audit:
+    if not ended_well(audit):
+        raise ServiceUnavailable(f"job {audit.id} is still {audit.state}", hint="follow it again")
+    return audit
 
 
 def _table(found: AuditList) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for title in ("audit", "state", "done", "created"):
+    for title in ("id", "operation", "state", "done", "created"):
         table.add_column(title, no_wrap=True)
     table.add_column("checkpoint", overflow="fold")
     for audit in found.audits:
         table.add_row(
             audit.id,
+            printable(audit.operation),
             Text(audit.state, STYLES[audit.state]),
             _progress(audit),
             "" if audit.created is None else f"{audit.created:%m-%d %H:%M}",

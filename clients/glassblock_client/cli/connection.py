@@ -14,7 +14,7 @@ import typer
 from glassblock.errors import AccessRefused, InvalidValue, ServiceUnavailable, UnknownCheckpoint
 
 from glassblock_client.backend import httpx
-from glassblock_client.cli.app import INTERRUPTED
+from glassblock_client.cli.app import INTERRUPTED, TERMINATED, Terminated
 from glassblock_client.cli.screen import working
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
@@ -106,24 +106,27 @@ def connected(
         client = stack.enter_context(Client("http://in-process", timeout=None, transport=transport))
         try:
             yield client
-        except KeyboardInterrupt:
-            end()
+        except KeyboardInterrupt as stop:
+            end(stop)
             raise
 
 
 @contextmanager
-def _prompt_end() -> Generator[Callable[[], None]]:
-    """Ctrl-C, and at most GRACE_SECONDS for what then unwinds: a cancelled audit, scratch files.
+def _prompt_end() -> Generator[Callable[[KeyboardInterrupt], None]]:
+    """Ctrl-C or SIGTERM, and at most GRACE_SECONDS for what then unwinds: a cancelled audit, scratch files.
 
     A service in this process ends when its work does, and a matrix product in a thread cannot be
     interrupted. So whatever has not ended in time ends with the process, which has no answer to give.
     """
     with ExitStack() as ended:
+        if threading.current_thread() is threading.main_thread():  # no other may say what a signal does
+            ended.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
 
-        def end() -> None:
-            # Another Ctrl-C would break off the unwinding, and the process would wait for its threads after all.
-            ended.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
-            watch = threading.Timer(GRACE_SECONDS, _leave)
+        def end(stop: KeyboardInterrupt) -> None:
+            # Another signal would break off the unwinding, and the process would wait for its threads after all.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                ended.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+            watch = threading.Timer(GRACE_SECONDS, _leave, (stop,))
             watch.daemon = True
             watch.start()
             ended.callback(watch.cancel)
@@ -131,9 +134,15 @@ def _prompt_end() -> Generator[Callable[[], None]]:
         yield end
 
 
-def _leave() -> None:
-    tell("interrupted")
-    os._exit(INTERRUPTED)  # answers are written after the service has ended: stdout holds nothing yet
+def _terminate(_number: int, _frame: object) -> None:
+    raise Terminated
+
+
+def _leave(stop: KeyboardInterrupt) -> None:
+    terminated = isinstance(stop, Terminated)
+    tell("terminated" if terminated else "interrupted")
+    # Answers are written after the service has ended: stdout holds nothing yet.
+    os._exit(TERMINATED if terminated else INTERRUPTED)
 
 
 @contextmanager

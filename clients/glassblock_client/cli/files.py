@@ -87,15 +87,17 @@ def require_writable(path: Path, *, option: str = "--output") -> None:
     Raises:
         InvalidValue: no such folder, or no leave to write there.
     """
+    if _is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise _refused(option, path, "may not be written")
+        return
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise _refused(option, path, "lies in a folder that is not there")
     if target.is_dir():
         raise _refused(option, path, "is a folder")
-    # A file is replaced, which takes leave of its folder; a stream is written into.
-    places = [target] if target.exists() else []
-    if not places or target.is_file():
-        places.append(target.parent)
+    # A file is replaced, which takes leave of its folder too.
+    places = [target, target.parent] if target.exists() else [target.parent]
     if not all(os.access(place, os.W_OK) for place in places):
         raise _refused(option, path, "may not be written")
 
@@ -106,16 +108,20 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     Raises:
         OSError: naming `path`, which the draft's own error would not.
     """
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace
-            with target.open("wb") as stream:
+        if _is_stream(path):
+            with path.open("wb") as stream:
                 stream.writelines(chunks)
         else:
-            _replace(target, chunks)
+            _replace(Path(os.path.realpath(path)), chunks)
     except OSError as fault:
         fault.filename = str(path)
         raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` is written into, not replaced: a pipe, a device. What a link to a pipe names is no path."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _replace(target: Path, chunks: Iterable[bytes | memoryview]) -> None:

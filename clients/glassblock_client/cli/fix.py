@@ -25,6 +25,8 @@ from glassblock_client.cli.connection import (
     root_and_name,
     roots_of_both,
 )
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
+from glassblock_client.cli.files import config_in, read_json_object
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import progress_bar, show
 from glassblock_client.exchange import compose
@@ -64,9 +66,15 @@ def fix(
             show_default=False,
         ),
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(help="Row of the family table, where no config names one.", show_default=False)
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Another engine's config (JSON), or a folder with one: it may bear out one of two epsilons.",
+            show_default=False,
+        ),
     ] = None,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
     timeout: TimeoutOption = None,
@@ -89,6 +97,9 @@ def fix(
             field="output",
             hint="--dry-run shows it first",
         )
+    row = read_family_row(family, family_file)
+    config = None if against is None else read_json_object(config_in(against), option="--against")
+    against_name = "against" if against is None else f"{against} (--against)"
     with progress_bar(f"repairing {path}") as on_progress:
 
         def progress(done: int, total: int, what: str) -> None:
@@ -105,7 +116,10 @@ def fix(
                     dry_run=dry_run,
                     rules=chosen,
                     reference=reference,
+                    against=config,
+                    against_name=against_name,
                     family=family,
+                    family_row=row,
                 )
         else:
             if timeout is not None:
@@ -123,7 +137,10 @@ def fix(
                 dry_run=dry_run,
                 rules=chosen,
                 reference=other,
+                against=config,
+                against_name=against_name,
                 family=family,
+                family_row=row,
             )
             answer = door().repair(
                 roots,

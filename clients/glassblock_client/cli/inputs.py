@@ -38,7 +38,11 @@ TokenIdsOption = Annotated[
 ]
 TextOption = Annotated[
     str | None,
-    typer.Option("--text", help="The same in words, by the checkpoint's own tokenizer.json.", show_default=False),
+    typer.Option(
+        "--text",
+        help="The same in words, or a file of them, by the checkpoint's own tokenizer.json.",
+        show_default=False,
+    ),
 ]
 TokensOption = Annotated[
     Path | None,
@@ -91,10 +95,25 @@ def chosen_text(token_ids: str | None, text: str | None, tokens: Path | None) ->
     if sum(one is not None for one in (token_ids, text, tokens)) != 1:
         raise InvalidValue("give one of --token-ids ID,..., --text TEXT and --tokens FILE", field="token_ids")
     if text is not None:
-        return {"text": text}
+        return {"text": _words(text)}
     if tokens is not None:
         return {"token_ids": read_token_ids(tokens)}
     return {"token_ids": [_number(word) for word in (token_ids or "").split(",") if word.strip()]}
+
+
+def _words(given: str) -> str:
+    """What stands in the file of this name; `given` itself where there is none."""
+    file = Path(given)
+    try:
+        if not file.is_file():
+            return given
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidValue(f"--text: {file} is larger than {MAX_FILE_BYTES:,} bytes", field="text")
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as fault:
+        raise InvalidValue(f"--text: {file} holds no text in UTF-8: {fault}", field="text") from fault
+    except (OSError, ValueError):  # no name that a file could have: longer than names are, or with a NUL
+        return given
 
 
 def read_token_ids(file: Path) -> list[Any]:

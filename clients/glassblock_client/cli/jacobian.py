@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 from glassblock.errors import InvalidValue
@@ -14,12 +14,13 @@ from glassblock.wire.jacobians import (
     JacobianNorm,
     JacobianPart,
     JacobiansAnswer,
+    TextStates,
 )
 from glassblock.wire.values import BytesRead, PlacementName, Sample
 
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
 from glassblock_client.cli.files import require_writable, write_whole
-from glassblock_client.cli.inputs import SampleOption, SeedOption
+from glassblock_client.cli.inputs import SampleOption, SeedOption, TextOption, TokensOption, chosen_text
 from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_matplotlib
 from glassblock_client.cli.jacobian_tables import layer_table, proof, token_table
 from glassblock_client.cli.layer_inputs import LayerInputs, read_layer_inputs
@@ -67,7 +68,17 @@ def jacobian(
         str | None,
         typer.Option(
             metavar="ID,...",
-            help="Embedding rows of these tokens as x; of attention, a mixture and a layer, the text there.",
+            help="A text as token ids; see --states.",
+            show_default=False,
+        ),
+    ] = None,
+    text: TextOption = None,
+    tokens: TokensOption = None,
+    states: Annotated[
+        TextStates | None,
+        typer.Option(
+            help="Of a text: what the model makes of it at each layer, or its embedding rows. Reached with --text, "
+            "and of attention, a mixture and a layer, when left out.",
             show_default=False,
         ),
     ] = None,
@@ -98,9 +109,15 @@ def jacobian(
         require_matplotlib(plot)
         require_writable(plot, option="--plot")
     given = None if input_file is None else read_layer_inputs(input_file)
-    ids = None if token_ids is None else tuple(_numbers(token_ids, "--token-ids"))
-    if sum(source is not None for source in (input_file, token_ids, sample)) != 1:
-        raise InvalidValue("give one of --input FILE, --token-ids ID,... and --sample ROWS", field="input")
+    if sum(source is not None for source in (input_file, token_ids, text, tokens, sample)) != 1:
+        raise InvalidValue(
+            "give one of --input FILE, --sample ROWS, --text TEXT, --tokens FILE and --token-ids ID,...", field="input"
+        )
+    worded: dict[str, Any] = {} if text is tokens is None else chosen_text(None, text, tokens)
+    if token_ids is not None:
+        worded = {"token_ids": tuple(_numbers(token_ids, "--token-ids"))}
+    if states is not None and not worded:
+        raise InvalidValue("--states has no effect without a text", field="states", hint="give --text or --tokens")
     drawn = None if sample is None else compose(Sample, rows=sample, seed=seed or 0)
     wanted = CHEAP_NORMS if norms is None else cast("tuple[JacobianNorm, ...]", _words(norms, "--norms"))
     places = None if placement is None else _placements(placement)
@@ -122,7 +139,8 @@ def jacobian(
                 expert=network,
                 placement=places,
                 x=None if given is None else given.of(asked[0]),
-                token_ids=ids,
+                states=states,
+                **worded,
                 sample=drawn,
                 norms=norms,
                 tolerance=tolerance,
@@ -154,9 +172,7 @@ def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> 
     first = answers[-1]  # any of them: they differ in their layers, and the first may be of the chain
     notes = dict.fromkeys(note for answer in answers for note in answer.notes)
     layers = tuple(layer for answer in answers for layer in answer.layers)
-    own = (given is not None and given.per_layer) or (
-        first.part in {"attention", "mixture", "layer"} and first.token_ids is not None and given is None
-    )
+    own = first.states == "reached" or (given is not None and given.per_layer)
     if not own and len({layer.layer for layer in layers}) > 1:
         notes |= {"x: every layer was given the same rows; only the first is entered by them in the model": None}
     ids = first.token_ids if given is None else given.token_ids

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 LISTED_TOKENS = 24
+WRITTEN_OUT = 1_000_000
+"""Below this a number needs no exponent, which would make its column wider."""
 
 Read = Callable[[TokenJacobian], float | None]
 
@@ -56,11 +58,19 @@ COLUMNS: dict[str, Column] = {
 }
 """By norm: title and number. Of a bracket the bound that is certain to be met."""
 
+WHOLE: dict[str, tuple[str, str]] = {
+    COLUMNS["frobenius"].title: ("estimate", "± error"),
+    COLUMNS["spectral"].title: ("at least", "at most"),
+}
+"""By title, what `_whole` tells in its two columns, of a part that couples tokens."""
+
 
 def proof(answer: JacobiansAnswer) -> Table:
     """How the numbers were had, for all layers together."""
     layers = answer.layers
     rows = [("part", f"{answer.part}, {_size(answer)}")]
+    if answer.states == "reached" and answer.token_ids is not None:
+        rows.append(("x", f"what a text of {len(answer.token_ids):,} tokens is at each layer"))
     if any(layer.tokens for layer in layers):
         rows += [
             ("exact norms", f"{_told(layer.method for layer in layers)}, summed in {_sums(layers)}"),
@@ -76,6 +86,8 @@ def proof(answer: JacobiansAnswer) -> Table:
     checks = [layer.self_check.relative_difference for layer in layers if layer.self_check is not None]
     if checks:
         rows.append(("self-check", f"J v against finite differences: {max(checks):.1e} relative at most"))
+    if answer.depth is not None:
+        rows.append(("depth", "the curves of the chain are in --plot and in --format json"))
     rows += [("note", note) for note in answer.notes]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
@@ -108,28 +120,36 @@ def layer_table(answer: JacobiansAnswer) -> Table:
     """One line for each layer and placement: median over the tokens, and the largest."""
     several = len({layer.placement for layer in answer.layers}) > 1
     mixed = any(layer.expert is not None for layer in answer.layers)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    gap = (0, 0) if several else (0, 1, 0, 0)  # all norms fit a usual screen, no number is cut
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=gap, header_style="dim")
     table.add_column("\nlayer", justify="right", no_wrap=True)
     if several:
         table.add_column("\nplacement", no_wrap=True)
     if mixed:
         table.add_column("\nexpert", justify="right", no_wrap=True)
         table.add_column("\ntokens", justify="right", no_wrap=True)
+    coupled = any(layer.whole is not None for layer in answer.layers)
     wanted = [COLUMNS[name] for name in COLUMNS if name in answer.norms]
+    wanted = [column for column in wanted if not coupled or column.title in WHOLE]
     for title, _ in wanted:
-        table.add_column(f"{title}\nmedian", justify="right", no_wrap=True)
+        first, second = WHOLE[title] if coupled else ("median", "max")
+        table.add_column(f"{title}\n{first}", justify="right", no_wrap=True)
         if not mixed:  # else there is no room on a usual screen
-            table.add_column("\nmax", justify="right", no_wrap=True)
+            table.add_column(f"\n{second}", justify="right", no_wrap=True)
     for layer in answer.layers:
         cells = [str(layer.layer), *([layer.placement] if several else [])]
         if mixed:
             cells += ["" if layer.expert is None else str(layer.expert), f"{len(layer.tokens):,}"]
         for title, read in wanted:
             values = [value for token in layer.tokens if (value := read(token)) is not None]
-            told = [f"{median(values):.4g}", f"{max(values):.4g}"] if values else _whole(layer, title)
+            told = [_number(median(values)), _number(max(values))] if values else _whole(layer, title)
             cells += told[:1] if mixed else told
         table.add_row(*cells)
     return table
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if 1000 <= abs(value) < WRITTEN_OUT else f"{value:.4g}"
 
 
 def token_table(answer: JacobiansAnswer) -> Table:
@@ -157,9 +177,9 @@ def _whole(layer: LayerJacobians, title: str) -> list[str]:
     if whole is None:
         return ["", ""]
     if title == COLUMNS["frobenius"][0] and whole.frobenius is not None:
-        return [f"{whole.frobenius.frobenius:.4g}", f"± {whole.frobenius.standard_error:.2g}"]
+        return [_number(whole.frobenius.frobenius), f"± {whole.frobenius.standard_error:.2g}"]
     if title == COLUMNS["spectral"][0] and whole.spectral is not None:
-        return [f"{whole.spectral.lower:.4g}", f"{whole.spectral.upper:.4g}"]
+        return [_number(whole.spectral.lower), _number(whole.spectral.upper)]
     return ["", ""]
 
 

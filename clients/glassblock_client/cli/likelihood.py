@@ -66,7 +66,7 @@ def _facts(answer: LikelihoodAnswer) -> Table:
         ("family", f"{answer.family} (verified: {answer.verified})"),
         ("run as", f"{answer.compute_dtype} on {answer.device}"),
         ("mean ln p", f"{answer.mean:.6f}, a perplexity of {math.exp(min(-answer.mean, 700)):.6g}"),
-        ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensors"),
+        ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensor{'s' * (answer.read.tensors != 1)}"),
         *(("note", note) for note in answer.notes),
     ]
     grid.add_row("checkpoint", Text(printable(answer.checkpoint), "bold"))

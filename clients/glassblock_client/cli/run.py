@@ -57,7 +57,7 @@ def run(
         str | None,
         typer.Option(
             metavar="STAGE,...",
-            help=f"Stages: {', '.join(ALL_STAGES)}, and those of attention and mixtures; all.",
+            help=f"Stages: {', '.join(ALL_STAGES)}, those of attention and of mixtures. Every one when left out.",
             show_default=False,
         ),
     ] = None,
@@ -166,7 +166,7 @@ def _facts(answer: BlockRunAnswer) -> Table:
         ("run as", ", ".join((f"{answer.placement}-norm", *activation, f"{answer.compute_dtype} on {answer.device}"))),
         *((f"eps {norm}", told(eps)) for norm, eps in answer.eps.items()),
         ("size", f"{answer.parameters:,} parameters, {answer.hidden_elements:,} hidden elements"),
-        ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensors"),
+        ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensor{'s' * (answer.read.tensors != 1)}"),
         ("recombination", "not captured" if error is None else f"{error:.1e} of the largest output"),
         *(("note", note) for note in answer.notes),
     ]

@@ -24,6 +24,7 @@ from glassblock_client.cli.connection import (
     door,
     root_and_name,
 )
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import progress_bar, show
 from glassblock_client.exchange import compose
@@ -52,9 +53,8 @@ def selftest(
     layers: Annotated[
         str | None, typer.Option(metavar="N,A-B", help="Layers to plant in; all when left out.", show_default=False)
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(help="Row of the family table, where no config names one.", show_default=False)
-    ] = None,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
     timeout: TimeoutOption = None,
@@ -70,6 +70,7 @@ def selftest(
     """
     chosen = None if rules is None else tuple(rule.strip() for rule in rules.split(",") if rule.strip())
     numbers = None if layers is None else _layer_numbers(layers)
+    row = read_family_row(family, family_file)
     with progress_bar(f"testing on {path}") as on_progress:
 
         def progress(done: int, total: int, what: str) -> None:
@@ -77,14 +78,16 @@ def selftest(
 
         if url:
             with connected(context, url=url, timeout=timeout, device=device) as client:
-                answer = client.selftest(path.rstrip("/") or path, rules=chosen, layers=numbers, family=family)
+                answer = client.selftest(
+                    path.rstrip("/") or path, rules=chosen, layers=numbers, family=family, family_row=row
+                )
         else:
             if timeout is not None:
                 raise InvalidValue("--timeout has no effect without --url", field="timeout")
             root, name = root_and_name(path)
             answer = door().selftest(
                 root,
-                compose(SelftestRequest, checkpoint=name, rules=chosen, layers=numbers, family=family),
+                compose(SelftestRequest, checkpoint=name, rules=chosen, layers=numbers, family=family, family_row=row),
                 device=device or os.environ.get("GLASSBLOCK_DEVICE") or "auto",
                 progress=progress,
             )

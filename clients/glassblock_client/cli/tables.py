@@ -1,11 +1,13 @@
 """`glassblock families` and `glassblock rules`: what is read, and what is looked for."""
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated
 
 import typer
-from glassblock.errors import InvalidValue
+from glassblock.errors import InvalidValue, ServiceUnavailable
 from glassblock.wire.tables import FamilyList, RuleList, RuleRow
 from rich import box
 from rich.padding import Padding
@@ -28,7 +30,10 @@ def families(
     device: DeviceOption = None,
 ) -> None:
     """List the families of models that are read."""
-    with connected(context, url=url, timeout=timeout, device=device) as client:
+    with (
+        _told_where(url, "docs/adding-a-family.md"),
+        connected(context, url=url, timeout=timeout, device=device) as client,
+    ):
         known = client.families()
     if answer_format == "json":
         sys.stdout.write(known.model_dump_json(indent=2) + "\n")
@@ -46,7 +51,7 @@ def rules(
     device: DeviceOption = None,
 ) -> None:
     """List the rules of the audit, or explain one."""
-    with connected(context, url=url, timeout=timeout, device=device) as client:
+    with _told_where(url, "docs/rules.md"), connected(context, url=url, timeout=timeout, device=device) as client:
         known = client.rules()
     if name is not None:
         rule = _named(known, name)
@@ -58,6 +63,17 @@ def rules(
         sys.stdout.write(known.model_dump_json(indent=2) + "\n")
     else:
         show([_rule_table(known)])
+
+
+@contextmanager
+def _told_where(url: str | None, page: str) -> Generator[None]:
+    """The tables lie with the service; where that is not installed, what to install and where else they stand."""
+    try:
+        yield
+    except ServiceUnavailable as error:
+        if not url:
+            error.hint = f"{error.hint or 'install the service'}; the same stands in {page} of the source"
+        raise
 
 
 def _family_table(known: FamilyList) -> Table:

@@ -4,7 +4,7 @@ Noticed at the door, and told to the thread that does the work.
 """
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import anyio
@@ -42,16 +42,25 @@ def allowed_seconds(headers: Headers) -> int | None:
     Raises:
         InvalidValue: it is no number of seconds from 1 to a day.
     """
-    for preference in ",".join(headers.getlist("prefer")).split(","):
-        name, _, value = preference.partition(";")[0].partition("=")
-        if name.strip().lower() == "wait":
-            told = value.strip().strip('"')
+    for name, told in _preferences(headers):
+        if name == "wait":
             if not re.fullmatch(r"[0-9]{1,6}", told) or not 1 <= int(told) <= LONGEST_WAIT:
                 raise InvalidValue(
                     f"wait={told!r:.40} is no time to wait", field="Prefer", hint="send whole seconds: Prefer: wait=30"
                 )
             return int(told)
     return None
+
+
+def wants_job(headers: Headers) -> bool:
+    """Whether the caller wants a job in place of the answer: `Prefer: respond-async` (RFC 7240, 4.1)."""
+    return any(name == "respond-async" for name, _ in _preferences(headers))
+
+
+def _preferences(headers: Headers) -> Iterator[tuple[str, str]]:
+    for preference in ",".join(headers.getlist("prefer")).split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        yield name.strip().lower(), value.strip().strip('"')
 
 
 async def run_while_wanted(

@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Mapping
+from typing import cast
 
-from pydantic import ValidationError
+from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from glassblock import errors
 from glassblock.wire.problems import MEDIA_TYPE, problem_from_error
+from glassblock.wire.refusals import refusal
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +49,23 @@ def answer_error(error: errors.GlassblockError, *, status: int | None = None) ->
     return Response(problem.model_dump_json(exclude_none=True), problem.status, headers, MEDIA_TYPE)
 
 
-def answer_http_exception(_: Request, error: Exception) -> Response:
+def answer_http_exception(request: Request, error: Exception) -> Response:
     """What the router itself refuses: no such path, or no such method on it."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = "no such method on this path" if status == 405 else "no such path"
     answer = answer_error(errors.UnknownRoute(message, hint="see GET /openapi.json"), status=status)
     answer.headers.update(error.headers or {} if isinstance(error, HTTPException) else {})
+    if status == 405:
+        answer.headers["Allow"] = ", ".join(_methods_of(request))
     return answer
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method of the path: the router knows those of the first route alone, and one path may have several."""
+    routes = (route for route in cast("FastAPI", request.app).routes if isinstance(route, Route))
+    return sorted(
+        {method for route in routes if route.matches(request.scope)[0] != Match.NONE for method in route.methods or ()}
+    )
 
 
 def answer_defect(request: Request, error: Exception) -> Response:
@@ -60,9 +74,8 @@ def answer_defect(request: Request, error: Exception) -> Response:
     return answer_error(errors.InternalFault("the service failed on this request", hint="its log has the details"))
 
 
-def invalid_value(error: ValidationError) -> errors.InvalidValue:
-    """The first thing pydantic refused, naming its field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or "body"
-    others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return errors.InvalidValue(f"{field}: {first['msg']}{others}", field=field, hint="see GET /openapi.json")
+def invalid_value(error: ValidationError, model: type[BaseModel] | None = None) -> errors.InvalidValue:
+    """The first thing pydantic refused, naming its field, and what the field takes where the `model` tells."""
+    refused = refusal(error, model)
+    refused.hint = refused.hint or "see GET /openapi.json"
+    return refused

@@ -3,6 +3,7 @@
 import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 import glassblock
-from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_wanted
+from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_wanted, wants_job
+from glassblock.api.allocator import trimmed_when_idle
 from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
-from glassblock.api.bodies import Patience, parse_body, parse_query, read_body, render
+from glassblock.api.bodies import JSON, Patience, parse_body, parse_query, read_body, render
 from glassblock.api.desk import WATCHED_LANES, Desk, sent
 from glassblock.api.doors import Doors, require_scope
 from glassblock.api.envelope import Envelope, visit_of
@@ -26,7 +28,7 @@ from glassblock.api.logs import AccessLog
 from glassblock.api.metrics import Looked, Metrics
 from glassblock.api.openapi import document
 from glassblock.api.results import Rendered
-from glassblock.api.routes import ROUTES, Call, Route, Service
+from glassblock.api.routes import ROUTES, Call, Route, Service, job_of
 from glassblock.api.settings import MIB, Settings
 from glassblock.api.tracing import Tracer
 from glassblock.errors import GlassblockError, InvalidValue, ServiceUnavailable
@@ -35,7 +37,8 @@ from glassblock.jobs.worker import Observer
 from glassblock.operations.operations import Operations
 from glassblock.operations.repairs import Outputs
 from glassblock.operations.store import CheckpointStore
-from glassblock.wire.endpoints import ENDPOINTS, Nothing
+from glassblock.operations.works import WORKS
+from glassblock.wire.endpoints import ENDPOINTS, START_AUDIT, Nothing
 from glassblock.wire.framing import WireTensor
 
 MAX_MESSAGE_BYTES = 16 * MIB
@@ -78,7 +81,7 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
     tracer = None if settings.otlp_endpoint is None else Tracer(settings.otlp_endpoint)
     observers: tuple[Observer, ...] = (metrics.observe_job,)
     audits = AuditJobs(
-        operations.audit,
+        lambda operation, request, tensors, follower: WORKS[operation](operations, request, tensors, follower),
         place=settings.jobs_place,
         status_of=lambda error: ANSWERS[type(error)],
         rules=settings.job_rules,
@@ -93,7 +96,7 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         await anyio.to_thread.run_sync(audits.open)
         try:
-            async with desk.opened():
+            async with desk.opened(), trimmed_when_idle(lambda: any(map(any, desk.lines().values()))):
                 yield
         finally:
             await anyio.to_thread.run_sync(audits.close)
@@ -156,10 +159,21 @@ def _answer(
             return reply
         return render(endpoint, reply, accept=call.http.headers.get("accept", ""))
 
+    as_job = replace(route, handler=job_of(endpoint), lane="jobs", kept=False) if endpoint.job else None
+
+    def queue(call: Call) -> Rendered | Response:
+        reply: Any = job_of(endpoint)(call)
+        return render(START_AUDIT, reply, accept=JSON)
+
     async def respond(request: HttpRequest) -> Response:
         visit_of(request).endpoint = endpoint.name
         require_scope(visit_of(request).caller, endpoint)
         since = anyio.current_time()
+        if as_job is not None and wants_job(request.headers):
+            body = await read_body(request, limit=limit, patience=patience)
+            response = await desk.ask(as_job, request, lambda: parse(request, body), queue)
+            response.headers["Preference-Applied"] = "respond-async"
+            return response
         wait = allowed_seconds(request.headers)
         # An endpoint that is asked by its URL alone does not look at a body.
         body = await read_body(request, limit=limit, patience=patience) if has_body else memoryview(b"")

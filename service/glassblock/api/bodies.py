@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 import anyio
-import numpy as np
 from pydantic import ValidationError
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request as HttpRequest
@@ -16,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from glassblock.api.answers import invalid_value
 from glassblock.api.envelope import visit_of
-from glassblock.api.landing import land_of
+from glassblock.api.landing import LANDING_BYTES, land_of, untouched
 from glassblock.api.results import Rendered
 from glassblock.errors import InvalidValue, TooLarge, UnsupportedContent
 from glassblock.operations.reply import Reply
@@ -28,9 +27,6 @@ ModelT = TypeVar("ModelT")
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a JSON body. A tensor has 32 axes at most, an engine's config a few levels."""
-
-LANDING_BYTES = 1 << 20
-"""From this size on a body is worth its own way in."""
 
 PIECE_BYTES = 1 << 20
 """Bytes handed to the socket at once. What it does not take is copied, and the rest of it again after every write."""
@@ -80,7 +76,7 @@ async def read_body(request: HttpRequest, *, limit: int, patience: Patience = PA
 async def _of_known_size(request: HttpRequest, size: int, *, limit: int, arrived: Callable[[], None]) -> memoryview:
     if size > limit:
         raise _too_large(limit)
-    body = memoryview(cast("bytes", np.empty(size, dtype=np.uint8)))
+    body = untouched(size)
     land = land_of(request.scope) if size >= LANDING_BYTES else None
     filled = 0
     async for chunk in request.stream():
@@ -143,7 +139,7 @@ def parse_body(
     try:
         return endpoint.request.model_validate(value), tensors
     except ValidationError as fault:
-        raise invalid_value(fault) from fault
+        raise invalid_value(fault, endpoint.request) from fault
 
 
 def parse_query(endpoint: Endpoint[RequestT, AnswerT], query: QueryParams) -> RequestT:
@@ -158,15 +154,14 @@ def parse_query(endpoint: Endpoint[RequestT, AnswerT], query: QueryParams) -> Re
     try:
         return endpoint.request.model_validate(dict(query))
     except ValidationError as fault:
-        raise invalid_value(fault) from fault
+        raise invalid_value(fault, endpoint.request) from fault
 
 
 def render(endpoint: Endpoint[RequestT, AnswerT], reply: Reply[AnswerT], *, accept: str) -> Rendered:
     """The answer in the form that `accept` asks for."""
-    if as_tensors(endpoint, accept):
-        chunks = framing.frame("response", reply.answer.model_dump_json(), reply.wire_tensors())
-        return Rendered(endpoint.status, {}, framing.MEDIA_TYPE, tuple(chunks))
-    return Rendered(endpoint.status, reply.headers, JSON, (reply.nested().model_dump_json().encode(),))
+    form = "tensors" if as_tensors(endpoint, accept) else "json"
+    headers: Mapping[str, str] = {} if form == "tensors" else reply.headers
+    return Rendered(endpoint.status, headers, *reply.body(form))
 
 
 def as_tensors(endpoint: Endpoint[Any, Any], accept: str) -> bool:

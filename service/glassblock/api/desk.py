@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -24,7 +24,8 @@ from glassblock.api.lanes import FairLane
 from glassblock.api.results import Counted, Rendered, StoredAnswers
 from glassblock.api.routes import Call, Route
 from glassblock.api.settings import MIB, Settings
-from glassblock.errors import ServiceUnavailable
+from glassblock.errors import ServiceUnavailable, TooLarge
+from glassblock.operations.content import Content
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,18 @@ WATCHED_LANES = frozenset({"heavy", "long"})
 
 Work = Callable[[Call], Rendered | Response]
 Line = Literal["heavy", "long"]
+
+
+class Limits(NamedTuple):
+    """What a request may cost while its caller waits: TFLOP, and GiB read; None for no limit."""
+
+    tflop: float | None
+    gib: float | None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return self.tflop is not None or self.gib is not None
 
 
 class Desk:
@@ -59,6 +72,7 @@ class Desk:
             "heavy": FairLane(settings.heavy, settings.queue),
             "long": FairLane(1, settings.queue),
         }
+        self._limits = Limits(settings.wait_tflop, settings.wait_gib)
         self._folder, self._budget = settings.answers_folder, settings.answers_mib * MIB
         self._stored: StoredAnswers | None = None
         self._open: tuple[TaskGroup, Flights[Rendered | Response]] | None = None
@@ -102,7 +116,7 @@ class Desk:
             return sent(await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane]))
         tags: dict[str, str] = {}
         if key is not None:
-            tag = f'"{key[:32]}"'
+            tag = f'"{key.name[:32]}"'
             # Weak: sums may be taken in another order when it is computed again.
             tags = {"ETag": f"W/{tag}", "Cache-Control": "private, no-cache", "Vary": "Accept"}
             # `*` stands for any answer, and of this one nobody knows yet whether there is any.
@@ -111,6 +125,11 @@ class Desk:
         stored = None if key is None or self._stored is None else await self._found(key)
         if stored is not None:
             return response_of(stored, tags)
+        if self._limits.any and route.endpoint.job:
+            # Before the line, and after the answers that are there already: those cost nothing.
+            await anyio.to_thread.run_sync(
+                partial(_refuse_costly, call, route.endpoint.name, self._limits), limiter=self._threads["light"]
+            )
         caller = visit_of(request).caller.name or visit_of(request).address
         done = await flights.run(key, partial(self._computed, route, call, work, caller))
         if isinstance(done, Rendered) and key is not None and self._stored is not None:
@@ -123,11 +142,11 @@ class Desk:
         async with self._lanes[route.lane].slot(caller):
             return await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane])
 
-    async def _found(self, key: str) -> Rendered | None:
+    async def _found(self, key: Content) -> Rendered | None:
         assert self._stored is not None  # noqa: S101  asked before
         return await anyio.to_thread.run_sync(self._stored.get, key, limiter=self._threads["light"])
 
-    async def _keep(self, key: str, done: Rendered) -> None:
+    async def _keep(self, key: Content, done: Rendered) -> None:
         stored = self._stored
         if stored is not None:
             try:
@@ -141,9 +160,23 @@ def sent(done: Rendered | Response, headers: Mapping[str, str] | None = None) ->
     return response_of(done, headers) if isinstance(done, Rendered) else done
 
 
-def _read(route: Route, parse: Callable[[], Call]) -> tuple[Call, str | None]:
+def _read(route: Route, parse: Callable[[], Call]) -> tuple[Call, Content | None]:
     call = parse()
     if not route.kept:
         return call, None
     form = "tensors" if as_tensors(route.endpoint, call.http.headers.get("accept", "")) else "json"
-    return call, call.operations.content_key(route.endpoint.name, call.message, call.tensors, form=form)
+    return call, call.operations.content_of(route.endpoint.name, call.message, call.tensors, form=form)
+
+
+def _refuse_costly(call: Call, operation: str, limits: Limits) -> None:
+    plan = call.operations.cost(operation, call.message, call.tensors)
+    for cost, limit, unit, setting in (
+        (plan.flops / 1e12, limits.tflop, "TFLOP to compute", "TFLOP"),
+        (plan.bytes_read / (1 << 30), limits.gib, "GiB to read", "GIB"),
+    ):
+        if limit is not None and cost > limit:
+            raise TooLarge(
+                f"this is estimated to be {cost:.3g} {unit}, and a caller may wait for {limit:g}",
+                hint="ask for it as a job: send `Prefer: respond-async` (the client: `client.as_job()`);"
+                f" or ask for less, or raise GLASSBLOCK_WAIT_{setting}",
+            )

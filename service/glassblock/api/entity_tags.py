@@ -4,8 +4,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 import glassblock
+from glassblock.api.bodies import response_of
 from glassblock.api.reports import preferred, render_report
-from glassblock.jobs.history import Stored
+from glassblock.api.results import Rendered
+from glassblock.jobs.history import Stored, StoredAnswer
 
 
 def answer_report(stored: Stored, *, wanted: str | None, headers: Headers) -> Response:
@@ -23,6 +25,15 @@ def answer_report(stored: Stored, *, wanted: str | None, headers: Headers) -> Re
     answer = render_report(stored.report, wanted=wanted, accept=accept)
     answer.headers.update(caching)
     return answer
+
+
+def answer_stored(stored: StoredAnswer, *, headers: Headers) -> Response:
+    """The answer of a job as it was stored; nothing where `If-None-Match` holds its tag."""
+    tag = f'"{stored.digest[:32]}"'
+    caching = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if holds_tag(headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers=caching)
+    return response_of(Rendered(200, caching, stored.media_type, stored.chunks))
 
 
 def holds_tag(if_none_match: str, tag: str) -> bool:

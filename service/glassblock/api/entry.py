@@ -16,6 +16,7 @@ from anyio.from_thread import BlockingPortal
 from fastapi import FastAPI
 from pydantic import ValidationError
 
+from glassblock.api.allocator import share_arenas
 from glassblock.api.answers import invalid_value
 from glassblock.api.app import create_app, root_trouble
 from glassblock.api.envelope import MAX_HEAD_BYTES
@@ -47,7 +48,10 @@ def connect(*, roots: Sequence[Path], device: str = "auto") -> Generator[httpx.B
         InvalidValue: a root is no folder, or the device is not here.
     """
     # Its own jobs alone: a shared queue would hand them to services that have other roots. Its caller is at home.
-    alone = dict.fromkeys(("data", "database", "keys_file", "access_log", "otlp_endpoint", "output_root"))
+    # Nobody else waits for the device, so it may take as long as it takes.
+    alone = dict.fromkeys(
+        ("data", "database", "keys_file", "access_log", "otlp_endpoint", "output_root", "wait_tflop", "wait_gib")
+    )
     with in_process(create_app(_settings(roots=tuple(roots), device=device, **alone))) as transport:
         yield transport
 
@@ -117,6 +121,7 @@ def serve(**given: Any) -> None:
     """
     settings = _settings(**given)
     settings.refuse_open_address()
+    share_arenas()  # before there are threads to have their own
     log_as_json(settings.log_level)
     # What somebody has just typed must be there; what an environment names may be mounted later.
     app = create_app(settings, roots_may_come="roots" not in given)

@@ -1,6 +1,6 @@
 """Requests that ask the same at the same time share one computation; it ends early when the last of them has gone."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -30,10 +30,10 @@ class Flights(Generic[ResultT]):
 
     def __init__(self, group: TaskGroup) -> None:
         self._group = group
-        self._flights: dict[str, _Flight[ResultT]] = {}
+        self._flights: dict[Hashable, _Flight[ResultT]] = {}
         self.shared = 0
 
-    async def run(self, key: str | None, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    async def run(self, key: Hashable | None, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """What `work` gives, or what the same work gives that is under way. A key of None is shared with nobody.
 
         Raises:
@@ -61,7 +61,9 @@ class Flights(Generic[ResultT]):
             raise ServiceUnavailable("the service stops", hint="send it again", retry_after=1)
         return flight.results[0]
 
-    async def _fly(self, key: str | None, flight: _Flight[ResultT], work: Callable[[], Awaitable[ResultT]]) -> None:
+    async def _fly(
+        self, key: Hashable | None, flight: _Flight[ResultT], work: Callable[[], Awaitable[ResultT]]
+    ) -> None:
         with flight.scope:
             try:
                 flight.results.append(await work())
@@ -70,6 +72,6 @@ class Flights(Generic[ResultT]):
         self._gone(key, flight)
         flight.landed.set()
 
-    def _gone(self, key: str | None, flight: _Flight[ResultT]) -> None:
+    def _gone(self, key: Hashable | None, flight: _Flight[ResultT]) -> None:
         if key is not None and self._flights.get(key) is flight:
             del self._flights[key]

@@ -4,24 +4,86 @@ On its usual way a body is read in pieces of 256 KiB and copied several times be
 takes more than twice as long as the socket does. `LandingProtocol` offers a shortcut to whoever has memory of
 the declared size: all but the last byte of the body is written there by the kernel. The last byte goes the usual
 way, so that h11 sees the end of the body and nothing else of the protocol is ours.
+
+That memory comes from the system and goes back to it with the last view, past malloc, which would keep what lies
+between two bodies that came and went at different times. The last two are kept for the next body,
+whose pages then need not be cleared.
 """
 
 import asyncio
+import contextlib
+import mmap
+import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import h11
+import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from glassblock.errors import NoRoom
+
 Land = Callable[[memoryview, Callable[[], None]], Awaitable[int]]
 """Fills memory with what comes next of the body. Told after every arrival; returns how many bytes were written."""
 
+LANDING_BYTES = 1 << 20
+"""From this size on a body is worth its own way in."""
+
+LARGEST_KEPT = 32 << 20
+"""Bytes of a body whose memory is kept for the next one."""
+
+_kept: deque[mmap.mmap] = deque(maxlen=2)
+
 _EXTENSION = "glassblock.land"
 _MAX_HEAD_BYTES = 64 * 1024
+
+
+def untouched(size: int) -> memoryview:
+    """Memory for a body, of which nothing is taken until it is written to; released with its last view.
+
+    What it holds is undefined: an earlier body may have lain there.
+
+    Raises:
+        NoRoom: the system has none.
+    """
+    if size < LANDING_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
+        return memoryview(cast("bytes", np.empty(size, dtype=np.uint8)))
+    memory = _kept_one(size) or _mapped(size)
+    array = np.frombuffer(memory, dtype=np.uint8, count=size)
+    if len(memory) <= LARGEST_KEPT:
+        weakref.finalize(array, _kept.append, memory).atexit = False
+    return memoryview(cast("bytes", array))
+
+
+def _kept_one(size: int) -> mmap.mmap | None:
+    with contextlib.suppress(IndexError):  # another thread took the last one
+        for _ in range(len(_kept)):
+            memory = _kept.popleft()
+            if size <= len(memory) <= 2 * size:
+                return memory
+            _kept.append(memory)
+    return None
+
+
+def _mapped(size: int) -> mmap.mmap:
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as fault:
+        raise NoRoom(
+            f"there is no memory for a body of {size:,} bytes: {fault.strerror}",
+            field="body",
+            hint="send it again later, or send less",
+            retry_after=5.0,
+        ) from fault
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def land_of(scope: Scope) -> Land | None:

@@ -14,9 +14,12 @@ from pydantic.json_schema import models_json_schema
 import glassblock
 from glassblock.reports import REPORTS
 from glassblock.wire import framing, problems
-from glassblock.wire.endpoints import AUDIT_REPORT, ENDPOINTS, Endpoint, Nothing, Text
+from glassblock.wire.endpoints import AUDIT_REPORT, ENDPOINTS, START_AUDIT, Endpoint, Nothing, Text
 
 JSON = "application/json"
+
+JOB_HEADERS = ("Prefer", "Idempotency-Key")
+"""What is said of a job by an endpoint that may be asked for as one."""
 
 
 @cache
@@ -75,6 +78,11 @@ def _operation(endpoint: Endpoint[Any, Any], refs: dict[Any, Any]) -> dict[str, 
             },
         },
     }
+    if endpoint.job:
+        operation["responses"]["202"] = {
+            "description": "Asked for with `Prefer: respond-async`: the job that will have the answer.",
+            "content": {JSON: {"schema": refs[START_AUDIT.answer]}},
+        }
     if endpoint.needs is not None:
         operation["security"] = [{"key": []}, {}]  # a service on loopback may have no keys
         operation["description"] = f"Needs a key of scope `{endpoint.needs}`, where there are keys."
@@ -92,7 +100,8 @@ def _parameters(endpoint: Endpoint[Any, Any]) -> list[dict[str, Any]]:
         for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
     in_header = [
-        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in endpoint.headers
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}}
+        for name in (*endpoint.headers, *(JOB_HEADERS if endpoint.job else ()))
     ]
     in_query = _query(endpoint) if endpoint.method == "GET" else []
     if endpoint is AUDIT_REPORT:

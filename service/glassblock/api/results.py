@@ -1,8 +1,9 @@
 """Answers that were computed before, by what they were computed from, on disk within a budget of bytes.
 
-The key of an answer is a digest of the version, the operation, the form asked for, the stamp of the checkpoint's files
-and the request's message and tensors as they came. An entry is one file, written aside and renamed; one that does not
-hold what its own digest says is removed and taken for absent. The least recently used leave first.
+The key of an answer is what it follows from (`operations.content`). An entry is one file under the key's name, written
+aside and renamed. It begins with a digest of the rest, and the rest with the proof of its key: one that does not hold
+what its digest says is removed and taken for absent; one of another key is left alone, and is no answer to this one.
+The least recently used leave first.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
+
+from glassblock.operations.content import Content
 
 log = logging.getLogger(__name__)
 
@@ -77,36 +80,37 @@ class StoredAnswers:
         self._sizes.update((key, size) for _, key, size in sorted(found))
         self._shrink()
 
-    def get(self, key: str) -> Rendered | None:
+    def get(self, key: Content) -> Rendered | None:
         """The answer of this key; None where there is none that can be believed."""
-        path = self._path(key)
+        path = self._path(key.name)
         try:
-            content = path.read_bytes() if key in self._sizes else None
+            content = path.read_bytes() if key.name in self._sizes else None
         except OSError:
             content = None
-        rendered = None if content is None else _read(content)
+        entry = None if content is None else _read(content)
+        rendered = entry.rendered if entry is not None and entry.proof == key.proof() else None
         with self._lock:
             if rendered is None:
                 self._misses += 1
-                if self._sizes.pop(key, None) is not None:
+                if entry is None and self._sizes.pop(key.name, None) is not None:
                     log.warning("a stored answer cannot be read any more and is removed: %s", path.name)
                     path.unlink(missing_ok=True)
                 return None
             self._hits += 1
-            if key in self._sizes:
-                self._sizes.move_to_end(key)
+            if key.name in self._sizes:
+                self._sizes.move_to_end(key.name)
         with contextlib.suppress(OSError):
             os.utime(path)  # who comes after a restart sees in which order they were used
         return rendered
 
-    def put(self, key: str, rendered: Rendered) -> None:
+    def put(self, key: Content, rendered: Rendered) -> None:
         """Keep an answer; where the disk does not take it, nothing is kept."""
-        if rendered.bytes > self._budget // LARGEST_SHARE or key in self._sizes:
+        if rendered.bytes > self._budget // LARGEST_SHARE or key.name in self._sizes:
             return
         head = json.dumps(
             {"status": rendered.status, "headers": dict(rendered.headers), "media_type": rendered.media_type}
         ).encode()
-        pieces = (len(head).to_bytes(4, "little"), head, *rendered.chunks)
+        pieces = (key.proof(), len(head).to_bytes(4, "little"), head, *rendered.chunks)
         digest = hashlib.sha256()
         for piece in pieces:
             digest.update(piece)
@@ -117,14 +121,14 @@ class StoredAnswers:
                 file.write(digest.digest())
                 for piece in pieces:
                     file.write(piece)
-            os.replace(aside, self._path(key))  # noqa: PTH105
+            os.replace(aside, self._path(key.name))  # noqa: PTH105
         except OSError as fault:
             log.warning("an answer cannot be stored: %s", fault.strerror)
             if aside is not None:
                 Path(aside).unlink(missing_ok=True)
             return
         with self._lock:
-            self._sizes[key] = len(digest.digest()) + sum(memoryview(piece).nbytes for piece in pieces)
+            self._sizes[key.name] = len(digest.digest()) + sum(memoryview(piece).nbytes for piece in pieces)
             self._shrink()
 
     def counted(self) -> Counted:
@@ -139,15 +143,21 @@ class StoredAnswers:
             total -= size
             self._path(key).unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}{SUFFIX}"
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{SUFFIX}"
 
 
-def _read(content: bytes) -> Rendered | None:
-    digest, body = content[:32], memoryview(content)[32:]
-    if len(digest) < 32 or hashlib.sha256(body).digest() != digest:
+class _Entry(NamedTuple):
+    proof: bytes
+    rendered: Rendered
+
+
+def _read(content: bytes) -> _Entry | None:
+    digest, rest = content[:32], memoryview(content)[32:]
+    if len(digest) < 32 or hashlib.sha256(rest).digest() != digest:
         return None
-    length = int.from_bytes(body[:4], "little")
-    head = cast("dict[str, object]", json.loads(bytes(body[4 : 4 + length])))
+    proof, length, body = bytes(rest[:32]), int.from_bytes(rest[32:36], "little"), rest[36:]
+    head = cast("dict[str, object]", json.loads(bytes(body[:length])))
     headers = cast("dict[str, str]", head["headers"])
-    return Rendered(cast("int", head["status"]), headers, cast("str", head["media_type"]), (body[4 + length :],))
+    rendered = Rendered(cast("int", head["status"]), headers, cast("str", head["media_type"]), (body[length:],))
+    return _Entry(proof, rendered)

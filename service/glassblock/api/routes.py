@@ -9,7 +9,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from glassblock.api.abandoned import abandoned
-from glassblock.api.entity_tags import answer_report
+from glassblock.api.bodies import as_tensors
+from glassblock.api.entity_tags import answer_report, answer_stored
 from glassblock.api.envelope import visit_of
 from glassblock.api.events import stream_events
 from glassblock.api.metrics import Metrics
@@ -18,8 +19,9 @@ from glassblock.jobs.audits import AuditJobs
 from glassblock.jobs.history import Asked
 from glassblock.operations.operations import Operations
 from glassblock.operations.reply import Reply
+from glassblock.operations.works import WORKS, Follower
 from glassblock.wire import endpoints as wire
-from glassblock.wire.audits import AuditRequest
+from glassblock.wire import framing
 from glassblock.wire.endpoints import Endpoint
 from glassblock.wire.framing import WireTensor
 from glassblock.wire.tables import Health
@@ -74,17 +76,44 @@ class Route:
     kept: bool = False
 
 
-def _start_audit(call: Call) -> Reply[Any]:
-    request: AuditRequest = call.message
-    call.operations.check_audit(request)
-    visit, key = visit_of(call.http), call.http.headers.get("idempotency-key")
-    audit = call.service.audits.start(Asked(request, caller=visit.caller.name, key=key, request_id=visit.id))
-    return Reply(audit, headers={"Location": f"/v1/audits/{audit.id}"})
+def work_of(endpoint: Endpoint[Any, Any]) -> Handler:
+    """Does at once what an endpoint asks for, and stops where its caller has gone."""
+    work = WORKS[endpoint.name]
+    return lambda call: work(call.operations, call.message, call.tensors, Follower(cancelled=abandoned))
+
+
+def job_of(endpoint: Endpoint[Any, Any]) -> Handler:
+    """Queues as a job what an endpoint asks for."""
+
+    def start(call: Call) -> Reply[Any]:
+        call.operations.check(call.message)
+        visit, headers = visit_of(call.http), call.http.headers
+        asked = Asked(
+            call.message,
+            operation=endpoint.name,
+            tensors=tuple(framing.frame("request", "{}", call.tensors)) if call.tensors else (),
+            form="tensors" if as_tensors(endpoint, headers.get("accept", "")) else "json",
+            caller=visit.caller.name,
+            key=headers.get("idempotency-key"),
+            request_id=visit.id,
+        )
+        audit = call.service.audits.start(asked)
+        return Reply(audit, headers={"Location": f"/v1/audits/{audit.id}"})
+
+    return start
+
+
+def _work(endpoint: Endpoint[Any, Any], lane: Literal["heavy", "long"] = "heavy", *, kept: bool = True) -> Route:
+    return Route(endpoint, work_of(endpoint), lane, kept)
 
 
 def _audit_report(call: Call) -> Response:
     stored = call.service.audits.report(call.path("id"))
     return answer_report(stored, wanted=call.http.query_params.get("format"), headers=call.http.headers)
+
+
+def _audit_answer(call: Call) -> Response:
+    return answer_stored(call.service.audits.answer(call.path("id")), headers=call.http.headers)
 
 
 def _audit_events(call: Call) -> Response:
@@ -94,7 +123,7 @@ def _audit_events(call: Call) -> Response:
 def _cancel_audit(call: Call) -> Reply[Any]:
     caller, audit_id = visit_of(call.http).caller, call.path("id")
     if caller.scope != "admin" and call.service.audits.caller_of(audit_id) != caller.name:
-        raise NotPermitted("this audit was asked for with another key", hint="a key of scope 'admin' may cancel it")
+        raise NotPermitted("this job was asked for with another key", hint="a key of scope 'admin' may cancel it")
     return Reply(call.service.audits.cancel(audit_id))
 
 
@@ -124,52 +153,23 @@ ROUTES: Mapping[str, Route] = _table(
     Route(wire.CHECKPOINT, lambda call: call.operations.checkpoint(call.path("name"))),
     Route(wire.PIN, lambda call: call.operations.pin(call.path("name"), call.message), "heavy"),
     Route(wire.EVICT, lambda call: call.operations.evict(call.path("name"))),
-    Route(
-        wire.RUN_BLOCK,
-        lambda call: call.operations.run_block(call.message, call.tensors, cancelled=abandoned),
-        lane="heavy",
-        kept=True,
-    ),
-    Route(
-        wire.EXPLAIN_BLOCK,
-        lambda call: call.operations.explain_block(call.message, call.tensors, cancelled=abandoned),
-        lane="heavy",
-        kept=True,
-    ),
-    Route(
-        wire.NORM_STATISTICS,
-        lambda call: call.operations.norm_statistics(call.message, call.tensors),
-        lane="heavy",
-        kept=True,
-    ),
-    Route(
-        wire.COMPARE_RESIDUALS,
-        lambda call: call.operations.compare_residuals(call.message, call.tensors),
-        lane="heavy",
-        kept=True,
-    ),
-    Route(
-        wire.JACOBIANS,
-        lambda call: call.operations.jacobians(call.message, call.tensors, cancelled=abandoned),
-        lane="heavy",
-        kept=True,
-    ),
-    Route(
-        wire.LIKELIHOODS,
-        lambda call: call.operations.likelihoods(call.message, cancelled=abandoned),
-        lane="heavy",
-        kept=True,
-    ),
+    _work(wire.RUN_BLOCK),
+    _work(wire.EXPLAIN_BLOCK),
+    _work(wire.NORM_STATISTICS),
+    _work(wire.COMPARE_RESIDUALS),
+    _work(wire.JACOBIANS),
+    _work(wire.LIKELIHOODS),
     Route(wire.BUDGETS, lambda call: call.operations.budgets(call.message), kept=True),
     Route(wire.PLAN, lambda call: call.operations.plan(call.message)),
-    Route(wire.START_AUDIT, _start_audit, "jobs"),
+    Route(wire.START_AUDIT, job_of(wire.START_AUDIT), "jobs"),
     Route(wire.AUDITS, lambda call: Reply(call.service.audits.listed(call.message)), "jobs"),
     Route(wire.AUDIT, lambda call: Reply(call.service.audits.get(call.path("id"))), "jobs"),
     Route(wire.AUDIT_EVENTS, _audit_events, "jobs"),
     Route(wire.AUDIT_REPORT, _audit_report, "jobs"),
+    Route(wire.AUDIT_ANSWER, _audit_answer, "jobs"),
     Route(wire.CANCEL_AUDIT, _cancel_audit, "jobs"),
-    Route(wire.REPAIR, lambda call: call.operations.repair(call.message, cancelled=abandoned), "long"),
-    Route(wire.SELFTEST, lambda call: call.operations.selftest(call.message, cancelled=abandoned), "long"),
+    _work(wire.REPAIR, "long", kept=False),
+    _work(wire.SELFTEST, "long", kept=False),
     Route(wire.RULES, lambda call: call.operations.rules()),
     Route(wire.FAMILIES, lambda call: call.operations.families()),
 )

@@ -42,13 +42,25 @@ class Settings(BaseSettings):
     output_root: Annotated[
         Path | None, Field(description="folder into which repaired checkpoints may be written; none are without it")
     ] = None
-    waiting: Annotated[int, Field(ge=1, le=1_000_000, description="audits that may wait")] = 64
-    attempts: Annotated[int, Field(ge=1, le=100, description="times an audit is taken up before it is failed")] = 3
+    wait_tflop: Annotated[
+        float | None,
+        Field(gt=0, description="most that a request may compute while its caller waits, TFLOP; more must be a job"),
+    ] = 1000.0
+    wait_gib: Annotated[
+        float | None,
+        Field(gt=0, description="most that a request may read while its caller waits, GiB; more must be a job"),
+    ] = 256.0
+    jobs_mib: Annotated[
+        int,
+        Field(ge=1, description="most that posted tensors and answers of jobs may take in the database, MiB"),
+    ] = 2048
+    waiting: Annotated[int, Field(ge=1, le=1_000_000, description="jobs that may wait")] = 64
+    attempts: Annotated[int, Field(ge=1, le=100, description="times a job is taken up before it is failed")] = 3
     audit_hours: Annotated[float, Field(gt=0, le=8760, description="longest that one attempt may take")] = 24.0
     lease_seconds: Annotated[
         float, Field(ge=2, le=3600, description="a worker that shows no life for so long is given up for dead")
     ] = 15.0
-    keep_audits: Annotated[int, Field(ge=1, description="ended audits that are kept")] = 10_000
+    keep_audits: Annotated[int, Field(ge=1, description="ended jobs that are kept")] = 10_000
     keep_days: Annotated[float, Field(gt=0, description="and for how many days")] = 30.0
     keys_file: Annotated[Path | None, Field(description="file of API keys, made by `glassblock keys`")] = None
     rate: Annotated[str, Field(description="requests that one key may make")] = "1200/minute"
@@ -112,6 +124,7 @@ class Settings(BaseSettings):
         """How jobs are dealt with."""
         return Rules(
             waiting=self.waiting,
+            held_bytes=self.jobs_mib * MIB,
             attempts=self.attempts,
             limit_seconds=3600 * self.audit_hours,
             lease_seconds=self.lease_seconds,

@@ -49,15 +49,15 @@ class Tracer:
         self._span(visit.endpoint, visit.seconds, facts, failed=visit.status >= 500)
 
     def observe_job(self, lease: Lease, state: JobState, *, seconds: float, report: Report | None) -> None:
-        """An attempt at an audit that is over."""
+        """An attempt at a job that is over."""
         facts = {
             "glassblock.audit": lease.id,
             "glassblock.request_id": lease.request_id,
-            "glassblock.checkpoint": lease.request.checkpoint,
+            "glassblock.checkpoint": lease.checkpoint,
             "glassblock.state": state,
             "glassblock.findings": 0 if report is None else len(report.findings),
         }
-        self._span("audit", seconds, facts, failed=state == "failed")
+        self._span(lease.operation, seconds, facts, failed=state == "failed")
 
     def close(self) -> None:
         """Send what was not sent yet."""

@@ -234,18 +234,20 @@ def _remarks(evidence: Evidence, rule: str, theirs: Spoken) -> Iterator[Skipped]
 
 def _difference(evidence: Evidence, group: Group, names: list[str], own: Told, other: Told) -> Found:
     what = group.words.format(name=", ".join(_spelt(name) for name in names))
+    told_by = evidence.question.against_name
+    source = other.source if told_by in other.source else f"{other.source}, as {told_by} does not state it"
     facts: dict[str, object] = {
         "settings": names,
         "declared": {"value": own.value, "source": own.source},
         "other": {"value": other.value, "source": other.source},
     }
     found = Found(
-        f"{what} is {_shown(own.value)} ({own.source}) and {_shown(other.value)} ({other.source}): {group.consequence}",
+        f"{what} is {_shown(own.value)} ({own.source}) and {_shown(other.value)} ({source}): {group.consequence}",
         file=None if evidence.checkpoint.config is None else evidence.checkpoint.config.path.name,
         evidence=facts,
         fix=Fix(
             action="correct-engine",
-            description=f"Find out which was trained with, and set it on the other side ({other.source}).",
+            description=f"Find out which was trained with, and set it in {told_by}.",
         ),
         level="error",
         certainty="conflict",

@@ -8,6 +8,8 @@ import torch
 
 import glassblock
 from glassblock.audit.against import AGAINST_RULES, answered
+from glassblock.audit.behaviour_findings import behaviour_summary, with_behaviour
+from glassblock.audit.behaviour_study import behaviour_study, check_text
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_summary, unanswered
 from glassblock.audit.capture_study import CaptureStudy, capture_study, recorded_stages
 from glassblock.audit.engine_dialects import dialect_of
@@ -15,8 +17,11 @@ from glassblock.audit.evidence import Evidence
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.audit.gate_rules import layer_metrics
 from glassblock.audit.gather import Progress, gather
+from glassblock.audit.header_findings import Told, header_findings
 from glassblock.audit.layer_numbers import norm_metrics
 from glassblock.audit.locations import located
+from glassblock.audit.merge_study import MergeStudy, merge_study
+from glassblock.audit.merge_summary import merge_summary_of
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.reference_findings import REFERENCE_RULES, summary_of
 from glassblock.audit.reference_study import reference_study
@@ -39,6 +44,7 @@ def audit_checkpoint(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
+    found: Callable[[Finding], None] | None = None,
 ) -> Report:
     """Look at a whole checkpoint and say what is wrong with it, what is not, and what was not looked at.
 
@@ -51,10 +57,12 @@ def audit_checkpoint(
         device: Where the tensors are looked at.
         progress: Told (bytes done, bytes in all, what comes next) between tensors.
         cancelled: Asked at the same places whether to stop.
+        found: Told each finding as soon as its rule reports it, those that need no tensor before the first is read.
+            The report is what stands: a later look may take a finding back.
 
     Raises:
-        InvalidValue: An unknown rule; `against` or `reference` beside rules that leave out all their readers; or
-            `against` in no dialect that is read.
+        InvalidValue: An unknown rule; `against` or `reference` beside rules that leave out all their readers;
+            `against` in no dialect that is read; or a text that does not go with the vocabulary.
         UnknownCheckpoint, AccessRefused, UnknownFamily, ServiceUnavailable: See `open_checkpoint`. Damage is not
             raised; it is in the report.
         DamagedCheckpoint: A file was changed while it was audited: no report would be about one checkpoint. Also a
@@ -65,6 +73,10 @@ def audit_checkpoint(
     rules = _rules_of(question)
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = open_checkpoint(checkpoint, family=question.family)
+    if question.token_ids is not None:
+        check_text(checkpoint, question.token_ids)
+    tell_found = Told(found, checkpoint)
+    tell_found(header_findings(checkpoint, question, rules))
     evidence = gather(
         checkpoint,
         question,
@@ -83,14 +95,38 @@ def audit_checkpoint(
             tell=_teller(checkpoint.bytes, progress, cancelled),
         )
         evidence = replace(evidence, reference=study)
+    merge = None
+    if question.parents:
+        merge = merge_study(
+            checkpoint,
+            question.parents,
+            layers=evidence.layers,
+            digests=evidence.digests if question.hash == "fast" else {},
+            unread=evidence.unread,
+            tell=_teller(checkpoint.bytes, progress, cancelled),
+        )
     if question.captures is not None and evidence.layers:
         evidence = replace(evidence, captures=_captured(checkpoint, question.captures, device, progress, cancelled))
     _require_told(evidence, rules)
     findings: list[Finding] = []
     coverage: dict[str, Coverage] = {}
     for rule in rules:
-        found, coverage[rule.name] = apply_rule(rule, evidence)
-        findings.extend(found)
+        mistakes, coverage[rule.name] = apply_rule(rule, evidence)
+        findings.extend(mistakes)
+        tell_found(mistakes)
+    behaviour = None
+    if question.token_ids is not None:
+        behaviour = behaviour_study(
+            evidence,
+            findings,
+            tuple(coverage.values()),
+            token_ids=question.token_ids,
+            device=torch.device(device),
+            tell=_teller(checkpoint.bytes, progress, cancelled),
+            watch=Watch(cancelled=cancelled or (lambda: False)),
+        )
+        findings = with_behaviour(findings, behaviour, evidence, rules)
+        tell_found(findings)
     return Report(
         glassblock=glassblock.__version__,
         checkpoint=AuditedCheckpoint(
@@ -101,12 +137,14 @@ def audit_checkpoint(
             tensors=len(checkpoint.entries),
             bytes=checkpoint.bytes,
         ),
-        verdict=_verdict(evidence, findings, coverage),
+        verdict=_verdict(evidence, findings, coverage, merge),
         findings=tuple(located(finding, checkpoint.entries, checkpoint.duplicates) for finding in findings),
         coverage=tuple(coverage.values()),
         layers=tuple(_layer_metrics(evidence)),
         reference=None if evidence.reference is None else summary_of(evidence.reference),
+        merge=None if merge is None else merge_summary_of(merge),
         captures=None if evidence.captures is None else capture_summary(evidence.captures),
+        behaviour=None if behaviour is None else behaviour_summary(behaviour),
     )
 
 
@@ -177,7 +215,9 @@ def _require_told(evidence: Evidence, rules: Iterable[Rule]) -> None:
             )
 
 
-def _verdict(evidence: Evidence, findings: Iterable[Finding], coverage: dict[str, Coverage]) -> Verdict:
+def _verdict(
+    evidence: Evidence, findings: Iterable[Finding], coverage: dict[str, Coverage], merge: MergeStudy | None
+) -> Verdict:
     """Fail for an error; inconclusive where what was asked could not be answered."""
     if any(finding.level == "error" for finding in findings):
         return "fail"
@@ -185,7 +225,10 @@ def _verdict(evidence: Evidence, findings: Iterable[Finding], coverage: dict[str
         return "inconclusive"
     if evidence.reference is not None and evidence.reference.relation in ("other-model", "unanswered"):
         return "inconclusive"
-    if evidence.question.captures is not None and (evidence.captures is None or unanswered(evidence.captures)):
+    unmatched = merge is not None and not merge.tensors
+    if unmatched or (
+        evidence.question.captures is not None and (evidence.captures is None or unanswered(evidence.captures))
+    ):
         return "inconclusive"
     for name in GATE_RULE_NAMES:
         asked = coverage.get(name)

@@ -111,8 +111,8 @@ def _found(evidence: Evidence, study: CaptureStudy, judged: JudgedLayer, departe
     many = f" (one of {len(judged.factors)} mistakes)" if len(judged.factors) > 1 else ""
     return Found(
         f"captures of layer {judged.layer} ({study.name}):{first} {departed.words}{many}; as declared they are off by"
-        f" {judged.evidence['declared_residual']:.2g}, so by {judged.evidence['residual']:.2g} where rounding does"
-        f" {judged.evidence['floor']:.2g}",
+        f" {judged.evidence['declared_residual']:.2g}, with that by {judged.evidence['residual']:.2g}, where rounding"
+        f" does {judged.evidence['floor']:.2g}",
         judged.layer,
         _tensors(evidence, judged.layer, departed),
         evidence={"captures": study.name, "factor": departed.factor, "replayed": departed.value, **judged.evidence},

@@ -11,6 +11,7 @@ from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.norm_rules import folded_gains
+from glassblock.audit.orientation_rule import orientation_look
 from glassblock.audit.reference_findings import REFERENCE_RULES, reference_look
 from glassblock.audit.rule import Found, Outcome, Rule
 from glassblock.wire.audits import Skipped, Undecidable
@@ -19,6 +20,8 @@ _ALONE = ("config/activation-conflict", "config/dtype-conflict", "norm/offset", 
 """Rules whose own words speak of the comparison."""
 
 NEITHER = "no other engine's config, no reference and no captures were given that it could be told by"
+
+SEVERAL = "of several references it is told which tensors are made of which; what one of them proves, it proves alone"
 
 
 def with_comparisons(rule: Rule) -> Rule:
@@ -75,6 +78,9 @@ def _unasked(
 
     def look(evidence: Evidence) -> Iterator[Outcome]:
         question = evidence.question
+        if reference and question.parents:
+            yield Skipped(reason=SEVERAL)
+            return
         given = (against and question.against is not None) or (reference and evidence.reference is not None)
         if not (given or (captures and evidence.captures is not None)):
             yield Skipped(reason=NEITHER)
@@ -90,6 +96,16 @@ def _activation(evidence: Evidence) -> Iterator[Outcome]:
 def _offset(evidence: Evidence) -> Iterator[Outcome]:
     yield from folded_gains(evidence)
     yield from _unasked(against=True, reference=True, captures=True)(evidence)
+
+
+def _turned(evidence: Evidence) -> Iterator[Outcome]:
+    study = evidence.reference
+    if study is not None and study.relation not in ("other-model", "unanswered"):
+        return  # it decides, whatever the weights suggest
+    if evidence.orientation.any:
+        yield from orientation_look(evidence)
+    else:
+        yield from _unasked(reference=True, captures=True)(evidence)
 
 
 COMPARISON_RULES: tuple[Rule, ...] = (
@@ -153,11 +169,16 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         "proved",
         what="A square weight lies there with its axes exchanged.",
         hurts="No shape tells, and the layer computes something else.",
-        detection="Every row of the weight is a column of the same weight in a reference.",
-        fooled_by="Nothing. Without a reference or captures a square weight is not looked at here.",
+        detection="Every row of the weight is a column of the same weight in a reference. Without one, of a gated "
+        "network with a square weight: neurons have no order, so their random permutations give an exact p-value for "
+        "what is seen when one weight is read the other way round (squared cosines with the other two, lengths in "
+        "step). Below the level shared by all square weights that is a warning; where neither reading shows anything, "
+        "undecidable.",
+        fooled_by="A reference: nothing. The weights alone: a copy whose neurons are numbered like its channels. Of "
+        "gate, up and down all turned together, of plain networks and of attention they tell nothing.",
         report="https://github.com/huggingface/transformers/issues/47031",
         needs=("family",),
-        look=_unasked(reference=True, captures=True),
+        look=_turned,
     ),
     Rule(
         "tensor/untrained",

@@ -81,7 +81,7 @@ def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
         values = checkpoint.config.values
         named = {key: values[key] for key in ("model_type", "architectures") if key in values}
     yield Found(
-        f"{fault.message}; known families: {', '.join(ARCHITECTURES)}",
+        f"{fault.message}; `glassblock families` lists those",
         tensors=tuple(names[:1]),
         file=fault.file.name,
         evidence={**named, "known": list(ARCHITECTURES), "first_tensors": names[:5]},
@@ -181,10 +181,9 @@ CONFIG_RULES: tuple[Rule, ...] = (
         "proved",
         what="A width, the vocabulary or the number of layers in the config is not that of the tensors.",
         hurts="Loading fails, or a loader that builds from the config leaves tensors out.",
-        detection="The shapes of the embedding, the head, the network and the norms are compared, and layers counted. "
-        "Neurons that are zero throughout are padding. The projections of attention are not looked at: numbers of "
-        "heads are compared only where a norm of queries or keys has that length.",
-        fooled_by="A config and tensors that are wrong together. A wrong number of heads in most families.",
+        detection="The shapes of the embedding, the head, the network, the norms and, where the family's attention is "
+        "read, its projections are compared, and layers counted. Neurons that are zero throughout are padding.",
+        fooled_by="A config and tensors that are wrong together; more heads, each as much narrower.",
         report="https://github.com/QwenLM/Qwen3/issues/578",
         needs=(),
         look=_shape,

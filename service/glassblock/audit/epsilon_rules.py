@@ -1,10 +1,11 @@
 """Rules about epsilons: no tensor carries one, so all that can be told is who states what, and how much it matters."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from glassblock.audit.against import another_model, own_settings, their_settings
+from glassblock.audit.epsilon_decision import Witness, decision, key_of, reference_epsilons, same_eps
 from glassblock.audit.evidence import EmbeddingEnergy, Evidence
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.config import ConfigFile, as_epsilon, declared_eps
@@ -13,16 +14,18 @@ from glassblock.checkpoint.settings import Sourced, eps_of
 from glassblock.errors import DamagedCheckpoint
 from glassblock.wire.audits import Fix, Level, Skipped, Undecidable
 
-# Two decimal numbers that are one float32 number: formats such as GGUF store epsilons so.
-_ONE_FLOAT32 = 2.0**-23
-
 
 class _Stated(NamedTuple):
-    """An epsilon, who states it, and the roles of norms it speaks of."""
+    """An epsilon, who states it, the roles of norms it speaks of, and its key where that is one of config.json.
+
+    `party` is what it is among the witnesses: it does not speak for itself.
+    """
 
     value: float
     source: str
     roles: tuple[str, ...]
+    key: str | None = None
+    party: str | None = None
 
 
 def _conflict(evidence: Evidence) -> Iterator[Outcome]:
@@ -39,6 +42,20 @@ def _conflict(evidence: Evidence) -> Iterator[Outcome]:
     yield Checked(len({eps.source for eps in ours.values() if not eps.defaulted}) + len(others))
     if question.against is not None:
         yield from _against(evidence, ours)
+    yield from _beside_reference(evidence, ours)
+
+
+def _beside_reference(evidence: Evidence, ours: Mapping[str, Sourced[float]]) -> Iterator[Outcome]:
+    """What the config of a reference that is the same model states: whoever gives one takes it for the truth."""
+    by_source: dict[tuple[float, str], list[str]] = {}
+    for witness in reference_epsilons(evidence):
+        if witness.role in ours:
+            by_source.setdefault((witness.value, witness.source), []).append(witness.role)
+    for (value, source), roles in by_source.items():
+        stated = _Stated(value, source, tuple(roles), party="reference")
+        yield from _disagreements(evidence, ours, stated, level="error")
+    if by_source:
+        yield Checked(sum(len(roles) for roles in by_source.values()))
 
 
 def _other_sources(config: ConfigFile | None, params: ConfigFile | None, row: Architecture) -> Iterator[_Stated]:
@@ -52,7 +69,7 @@ def _other_sources(config: ConfigFile | None, params: ConfigFile | None, row: Ar
         if params is not None and stated.file == params.path.name:
             yield _Stated(stated.value, f"{stated.file}: {stated.key}", stated.roles)
         elif not stated.roles and roles and parent in levels:
-            yield _Stated(stated.value, f"{stated.file}: {stated.key}", roles)
+            yield _Stated(stated.value, f"{stated.file}: {stated.key}", roles, key=stated.key)
 
 
 def _against(evidence: Evidence, ours: Mapping[str, Sourced[float]]) -> Iterator[Outcome]:
@@ -81,7 +98,7 @@ def _against(evidence: Evidence, ours: Mapping[str, Sourced[float]]) -> Iterator
             would_decide="a config that states one, such as rms_norm_eps",
         )
     for (value, source), roles in by_source.items():
-        yield from _disagreements(evidence, ours, _Stated(value, source, tuple(roles)), level="error")
+        yield from _disagreements(evidence, ours, _Stated(value, source, tuple(roles), party="against"), level="error")
 
 
 def _disagreements(
@@ -91,24 +108,41 @@ def _disagreements(
     differing: dict[tuple[float, str], list[str]] = {}
     for role in other.roles:
         mine = ours[role]
-        if not math.isclose(mine.value, other.value, rel_tol=_ONE_FLOAT32):
+        if not same_eps(mine.value, other.value):
             differing.setdefault((mine.value, mine.source), []).append(role)
     for (value, source), roles in differing.items():
         energy = evidence.embedding if "attn_in" in roles else None
         words, facts = _sensitivity(value, other.value, energy)
+        settled = _settled(evidence, roles, value, other)
+        told = "" if "decided" not in settled else f"; {settled['decided']:g} is borne out by {settled['decided_by']}"
         yield Found(
             f"the epsilon of the norms {', '.join(roles)} is {value:g} ({source}) and {other.value:g} "
-            f"({other.source}); {words}",
+            f"({other.source}); {words}{told}",
             file="config.json" if evidence.checkpoint.config is not None else None,
             evidence={
                 "roles": roles,
                 "declared": {"value": value, "source": source},
                 "other": {"value": other.value, "source": other.source},
                 "sensitivity": facts,
+                **settled,
             },
             fix=Fix(action="align-eps", description=f"Find out which was trained with, and set it in {other.source}."),
             level=level,
         )
+
+
+def _settled(evidence: Evidence, roles: Sequence[str], mine: float, other: _Stated) -> dict[str, Any]:
+    """The value that a third source bears out, and the key of config.json that states the other one."""
+    if other.party == "reference":
+        witness = Witness(roles[0], other.value, other.source)
+    else:
+        witness = decision(evidence, roles, (mine, other.value), but=other.party)
+    if witness is None:
+        return {}
+    keys = {key_of(evidence, role) for role in roles} if same_eps(witness.value, other.value) else {other.key}
+    key = keys.pop() if len(keys) == 1 else None
+    settled = {"decided": witness.value, "decided_by": witness.source}
+    return settled if key is None else settled | {"decided_key": key}
 
 
 def _sensitivity(true: float, used: float, energy: EmbeddingEnergy | None) -> tuple[str, dict[str, Any] | None]:
@@ -157,9 +191,23 @@ def _defaulted(evidence: Evidence) -> Iterator[Outcome]:
             f"{silent}: the norms {', '.join(roles)} take {value:g}, the default of the family {row.name}"
             + "".join(f". {note}" for note in notes),
             file=None if config is None else config.path.name,
-            evidence={"roles": roles, "default": value, "keys": list(keys), "family": row.name},
+            evidence={
+                "roles": roles,
+                "default": value,
+                "keys": list(keys),
+                "family": row.name,
+                **_default_borne_out(evidence, roles, value),
+            },
             fix=Fix(action="declare-eps", description=f"State {keys[0]} in config.json."),
         )
+
+
+def _default_borne_out(evidence: Evidence, roles: Sequence[str], default: float) -> dict[str, Any]:
+    witness = decision(evidence, roles, (default, default))
+    key = key_of(evidence, roles[0])
+    if witness is None or key is None:
+        return {}
+    return {"decided": witness.value, "decided_by": witness.source, "decided_key": key}
 
 
 EPSILON_RULES: tuple[Rule, ...] = (
@@ -171,7 +219,9 @@ EPSILON_RULES: tuple[Rule, ...] = (
         hurts="A slightly worse model: where rows are small, much worse. No tensor carries an epsilon to tell by.",
         detection="Every source (config.json at each level, params.json) is compared role by role: a warning. Another "
         "engine's config given with the question (transformers, Meta, GGUF, vLLM or SGLang, Megatron, or JSON of ours) "
-        "makes it an error. The embedding's rows tell how much it matters.",
+        "makes it an error, as does the config of a reference that is the same model. The embedding's rows tell how "
+        "much it matters. Where a third source (that engine, the reference, or a family that fixes the number) bears "
+        "out one of two, it is told and can be repaired.",
         fooled_by="An engine that takes an epsilon from elsewhere than its config.",
         report="https://github.com/ggml-org/llama.cpp/issues/2373",
         needs=("family",),

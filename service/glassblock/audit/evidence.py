@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from glassblock.audit.capture_study import CaptureStudy
 from glassblock.audit.grain import Grain
 from glassblock.audit.neuron_numbers import NeuronNumbers, RowNumbers
+from glassblock.audit.orientation_types import OrientationStudy
 from glassblock.audit.question import AuditQuestion
 from glassblock.audit.reference_types import ReferenceStudy
 from glassblock.audit.values import TensorValues
@@ -75,6 +76,7 @@ class GateLayer:
         stored: The layout that its rows show, where the certified test was made and shows one.
         declared_up_log10_p: Certified log10 p-value of what the declared layout takes for up, where another one holds.
         others: Of several experts together, the names of gate and up of all but the first.
+        stored_as: How quantised weights are stored, and what they were made to; None of plain ones.
     """
 
     network: Tested
@@ -90,6 +92,7 @@ class GateLayer:
     stored: Layout | None = None
     declared_up_log10_p: float | None = None
     others: tuple[str, ...] = ()
+    stored_as: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -262,6 +265,7 @@ class Evidence:
         slice_digests: The same of the slices of stacked experts, by name and last byte in the file.
         reference: What a comparison with another checkpoint has shown, where one was given.
         captures: What captured tensors have shown, where some were given.
+        orientation: Which way square projections lie, where that was asked.
     """
 
     checkpoint: Checkpoint
@@ -284,6 +288,7 @@ class Evidence:
     slice_digests: Mapping[tuple[str, int], str] = field(default_factory=lambda: MappingProxyType({}))
     reference: ReferenceStudy | None = None
     captures: CaptureStudy | None = None
+    orientation: OrientationStudy = field(default_factory=OrientationStudy)
 
     def digest_of(self, entry: TensorEntry) -> str | None:
         """The hash of the bytes of a tensor, or of an expert's slice of one; None where they were not read or hashed.

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+from glassblock.checkpoint.attention_map import bias_setting
 from glassblock.checkpoint.changes import Add, Reorder, Transpose, Within
 from glassblock.checkpoint.config import find
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.family import FusedProjection
-from glassblock.checkpoint.layer_map import resolve_layer
+from glassblock.checkpoint.layer_map import layer_prefix, resolve_layer
 from glassblock.checkpoint.layers import head_entry, row_at, shape_faults
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.patches import Alter, Compact, Declare, Drop, Edit, Patch, Relist, Rename, patched
@@ -256,7 +257,8 @@ def _declare_bias(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaire
     if config is None or layer is None:
         return Unrepaired("there is no config in which it could be declared", "config.json")
     row = row_at(checkpoint, layer)
-    setting = (row.feed_forward or row.network).bias
+    name = finding.tensors[0].removeprefix(layer_prefix(checkpoint, layer))
+    setting = bias_setting(row.attention, name) or (row.feed_forward or row.network).bias
     if not setting.keys:
         return Unrepaired(f"the family {row.name} has no flag for such a bias", "the code that trained the model")
     stated = find(config, row, setting.keys)
@@ -363,9 +365,21 @@ def _align_eps(_: Checkpoint, finding: Finding) -> Patch | Unrepaired:
     decided, key = finding.evidence.get("decided"), finding.evidence.get("decided_key")
     if isinstance(decided, float) and isinstance(key, str):
         return (Declare(key, decided),)
+    if isinstance(decided, float):
+        reason = f"{decided:g} was decided for, and what states the other value is no entry of config.json"
+        return Unrepaired(reason, "whoever wrote that file")
     return Unrepaired(
         "no weight carries an epsilon, so the files do not tell which of the two was trained with",
         "captured inputs and outputs of a norm (`glassblock explain`), or the config of the training run",
+    )
+
+
+def _declare_eps(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired:
+    """The family's default stated, where another engine's config or a reference bears it out."""
+    if "decided_key" in finding.evidence:
+        return _align_eps(checkpoint, finding)
+    return Unrepaired(
+        "that the family's default was trained with is not told by the files", "the config of the training run"
     )
 
 
@@ -378,6 +392,9 @@ def _add_to_gains(_: Checkpoint, finding: Finding) -> Patch | Unrepaired:
 
 
 def _transpose(_: Checkpoint, finding: Finding) -> Patch | Unrepaired:
+    if finding.certainty == "statistical":
+        reason = "what the weights show of their axes convicts nothing by itself"
+        return Unrepaired(reason, "a reference checkpoint, or captured hidden and down of the layer")
     return tuple(Alter(name, (Transpose(),)) for name in finding.tensors)
 
 
@@ -404,9 +421,7 @@ FIXES: Mapping[str, Repair] = MappingProxyType(
             "it is the other engine's config that differs, and neither tells which was trained with",
             "the config of the training run",
         ),
-        "declare-eps": _needs(
-            "that the family's default was trained with is not told by the files", "the config of the training run"
-        ),
+        "declare-eps": _declare_eps,
         "tie-or-restore": _needs(
             "whether the head was left out by mistake or the flag is wrong is not told by the files",
             "the output head, or the config of the training run",

@@ -9,6 +9,7 @@ from glassblock.checkpoint.fitting import FLOAT_CODES
 from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, gating_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import text_of
+from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers
 from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.activations import activation_named
 from glassblock.numerics.fused_layouts import candidate_groups
@@ -51,6 +52,11 @@ class GatePlan:
         return 2 if self.fused is None else 2 * len(candidate_groups(self.neurons))
 
     @property
+    def stored(self) -> bool:
+        """Whether a weight is quantised, so that its numbers do not lie in the file."""
+        return any(isinstance(entry, StoredEntry) for entry in self.network.weights.values())
+
+    @property
     def names(self) -> tuple[str, str, str]:
         """Names of gate, up and down; the first two are one where they are fused."""
         weights = self.network.weights
@@ -69,6 +75,9 @@ def gate_plans(
     plans: list[GatePlan] = []
     unasked: dict[int, tuple[Unasked, ...]] = {}
     refusals: dict[int, Unasked | None] = {}
+    # What is called a plain dtype and holds codes is no tensor of numbers, but can be the codes of a stored weight.
+    codes = codes_like_numbers(checkpoint.entries)
+    lost = {name: reason for name, reason in unread.items() if reason != codes.get(name)}
     for layer in checkpoint.layer_indices:
         tensors = layers.get(layer)
         if tensors is None:
@@ -80,7 +89,7 @@ def gate_plans(
                 continue
             if id(network.row) not in refusals:
                 refusals[id(network.row)] = _refusal(checkpoint, family, network.row)
-            reason = refusals[id(network.row)] or _unfit(network, unread)
+            reason = refusals[id(network.row)] or _unfit(network, lost)
             if reason is None:
                 plans.append(_plan(layer, network))
             else:
@@ -138,10 +147,12 @@ def _unfit(tensors: NetworkTensors, unread: Mapping[str, str]) -> Unasked | None
     if absent:
         return Unasked(f"the layer has no {' and no '.join(absent)} projection")
     for entry in entries.values():
-        if entry.dtype not in FLOAT_CODES:
-            return Unasked(f"{entry.name} is stored as {entry.dtype}: quantised weights are not read yet", _DEQUANTISED)
-        if entry.name in unread:
-            return Unasked(unread[entry.name])
+        stored = entry.stored if isinstance(entry, StoredEntry) else None
+        if entry.dtype not in FLOAT_CODES and stored is None:
+            return Unasked(f"{entry.name} is stored as {entry.dtype}, in no form that is read", _DEQUANTISED)
+        for name in (entry.name,) if stored is None else (part.name for part in stored.entries):
+            if name in unread:
+                return Unasked(unread[name])
     first, last = network.layouts
     shapes = {
         part: entry.shape[::-1] if (last if part == "down" else first) == "in_out" else entry.shape

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glassblock.audit.evidence import Evidence, ExpertCount, GateLayer, GateStudy, LayerGates, Unasked
@@ -14,23 +15,89 @@ from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 def _swapped(fused: bool) -> Callable[[Evidence], Iterator[Outcome]]:  # noqa: FBT001
     def look(evidence: Evidence) -> Iterator[Outcome]:
-        for layer, tested, study in _of_kind(evidence, fused=fused):
+        for layer, tested, study in _of_kind(evidence, fused=fused, guilty=_is_swapped):
             if isinstance(tested, Undecidable | Skipped | Checked):
                 yield tested
+            elif isinstance(tested, _EveryExpert):
+                yield _of_all(tested, _exchanged(layer, tested.as_one, study, every=tested), study)
             elif tested.judgement.verdict is Verdict.UNDECIDABLE:
                 yield _undecidable(layer, tested)
             else:
-                if tested.judgement.verdict is Verdict.SWAPPED:
+                if _is_swapped(tested):
                     yield _exchanged(layer, tested, study)
                 yield from _counted(tested)
+        yield from _order_of_biases(evidence, fused=fused)
 
     return look
 
 
-Told = GateLayer | Undecidable | Skipped | Checked
+def _order_of_biases(evidence: Evidence, *, fused: bool) -> Iterator[Undecidable]:
+    """Biases of gate and up may be exchanged where the weights are not, and have no shape or direction that tells."""
+    compared = evidence.reference
+    if compared is not None and compared.relation not in ("other-model", "unanswered"):
+        return
+    parts = {"fused"} if fused else {"gate", "up"}
+    layers = [
+        layer
+        for layer, tensors in evidence.layers.items()
+        if any(network.row.gated and parts <= network.biases.keys() for network in tensors.networks)
+    ]
+    if layers:
+        yield Undecidable(
+            layer=layers[0] if len(layers) == 1 else None,
+            reason=f"the weights are told apart and not their biases: in {len(layers)} layers those of gate and up may "
+            "be exchanged by themselves",
+            would_decide="a trusted reference, or captured gate and up of one token with the normed input",
+        )
 
 
-def _of_kind(evidence: Evidence, *, fused: bool) -> Iterator[tuple[int, Told, GateStudy]]:
+@dataclass(frozen=True)
+class _EveryExpert:
+    """All routed experts of a layer, convicted of the same: each by itself, those that are open alone by their sum."""
+
+    experts: tuple[GateLayer, ...]
+
+    @property
+    def each_alone(self) -> bool:
+        """Whether no sum was needed."""
+        return all(one.network != "experts" for one in self.experts)
+
+    @property
+    def called(self) -> str:
+        """In words."""
+        numbers = [one.network for one in self.experts if isinstance(one.network, int)]
+        return f"all of experts {_ranges(numbers)}" if self.each_alone else "all its experts"
+
+    @property
+    def as_one(self) -> GateLayer:
+        """The one with the weakest proof, under the names of all."""
+        weakest = max(self.experts, key=lambda one: one.judgement.log10_p or 0.0)
+        names = tuple(dict.fromkeys(name for one in self.experts for name in (one.gate, one.up, *one.others)))
+        first = self.experts[0]
+        companions = tuple(dict.fromkeys(name for one in self.experts for name in one.companions))
+        return replace(
+            weakest,
+            network="experts",
+            gate=first.gate,
+            up=first.up,
+            others=names[len({first.gate, first.up}) :],
+            companions=companions,
+        )
+
+
+Told = GateLayer | _EveryExpert | Undecidable | Skipped | Checked
+Guilty = Callable[[GateLayer], bool]
+
+
+def _is_swapped(tested: GateLayer) -> bool:
+    return tested.judgement.verdict is Verdict.SWAPPED
+
+
+def _is_relaid(tested: GateLayer) -> bool:
+    return tested.relaid and tested.judgement.verdict is not Verdict.UNDECIDABLE
+
+
+def _of_kind(evidence: Evidence, *, fused: bool, guilty: Guilty) -> Iterator[tuple[int, Told, GateStudy]]:
     """The networks of one kind, and what is said of those that were not tested or are open."""
     study = evidence.gates
     if study is None:
@@ -41,24 +108,61 @@ def _of_kind(evidence: Evidence, *, fused: bool) -> Iterator[tuple[int, Told, Ga
                 yield layer, _unasked(layer, reason), study
         gates = study.layers.get(layer)
         if gates is not None:
-            yield from ((layer, told, study) for told in _told(layer, gates, fused=fused))
+            yield from ((layer, told, study) for told in _told(layer, gates, fused=fused, guilty=guilty))
         elif layer not in study.unasked:
             yield layer, Skipped(layer=layer, reason="the layer was not read"), study
 
 
-def _told(layer: int, gates: LayerGates, *, fused: bool) -> Iterator[Told]:
-    yield from (one for one in gates.networks if one.fused == fused and not _of_open_experts(one))
+def _told(layer: int, gates: LayerGates, *, fused: bool, guilty: Guilty) -> Iterator[Told]:
+    every = _every_expert(gates, guilty)
+    if every is not None and gates.fused == fused:
+        yield every
+    for one in gates.networks:
+        if one.fused == fused and not _of_open_experts(one) and not (every is not None and _routed(one)):
+            yield one
     if gates.experts is not None and gates.fused == fused:
         if gates.experts.undecided:
             yield _open_experts(layer, gates)
         yield Checked(gates.experts.alone + gates.experts.together)
 
 
+def _every_expert(gates: LayerGates, guilty: Guilty) -> _EveryExpert | None:
+    """All routed experts of a layer, where all are convicted of the same; None where not, or of one alone."""
+    count = gates.experts
+    if count is None or count.undecided or count.alone + count.together < 2:
+        return None
+    convicted = [one for one in gates.networks if _routed(one) and guilty(one)]
+    alone = sum(one.network != "experts" for one in convicted)
+    by_sum = len(convicted) - alone
+    if alone < count.alone or by_sum < bool(count.together) or len({one.stored for one in convicted}) > 1:
+        return None
+    return _EveryExpert(tuple(convicted))
+
+
+def _routed(tested: GateLayer) -> bool:
+    return tested.network == "experts" or isinstance(tested.network, int)
+
+
 def _of_open_experts(tested: GateLayer) -> bool:
     """Whether these are experts that are open; they are told together, once for each layer."""
-    return tested.judgement.verdict is Verdict.UNDECIDABLE and (
-        tested.network == "experts" or isinstance(tested.network, int)
-    )
+    return tested.judgement.verdict is Verdict.UNDECIDABLE and _routed(tested)
+
+
+def _of_all(every: _EveryExpert, found: Found, study: GateStudy) -> Found:
+    """The finding of all experts, with what each one says inside."""
+    each = {str(one.network): _facts(one, study) for one in every.experts}
+    return replace(found, evidence={**found.evidence, "experts": each})
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0 to 3, 5, 7 and 8: in words, runs together."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def _open_experts(layer: int, gates: LayerGates) -> Undecidable:
@@ -98,12 +202,16 @@ def _called(tested: GateLayer) -> str:
     return "shared expert" if tested.network == "shared" else f"expert {tested.network}"
 
 
-def _place(layer: int, tested: GateLayer) -> str:
+def _place(layer: int, tested: GateLayer, every: _EveryExpert | None = None) -> str:
+    if every is not None:
+        return f"layer {layer}, {every.called}"
     return f"layer {layer}" if tested.network is None else f"layer {layer}, {_called(tested)}"
 
 
-def _first(tested: GateLayer, name: str) -> str:
-    """A tensor, or the sum of one from each of many experts."""
+def _first(tested: GateLayer, name: str, every: _EveryExpert | None = None) -> str:
+    """A tensor, or one from each of many experts, or their sum."""
+    if every is not None and every.each_alone:
+        return name if len(set(tested.names)) <= 2 - tested.fused else f"each of {name} and its like in the others"
     return name if tested.network != "experts" else f"the sum of {name} and those of the other experts"
 
 
@@ -117,7 +225,7 @@ def _unasked(layer: int, unasked: Unasked) -> Undecidable | Skipped:
     return Undecidable(layer=layer, reason=unasked.reason, would_decide=unasked.would_decide)
 
 
-def _exchanged(layer: int, tested: GateLayer, study: GateStudy) -> Found:
+def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None = None) -> Found:
     statistics, judgement = tested.statistics, tested.judgement
     names = tested.names
     p = power_of_ten(judgement.log10_p)
@@ -127,9 +235,9 @@ def _exchanged(layer: int, tested: GateLayer, study: GateStudy) -> Found:
         second = f"; paired with down the other one shows it a second time (p <= {mirrored})"
     if tested.fused:
         told = (
-            f"{_place(layer, tested)}: the rows of {_first(tested, tested.gate)} that lie where the family has up have "
-            f"the common direction of a gate (p <= {p}) and those where it has the gate have none{second}: up comes "
-            "first in this file"
+            f"{_place(layer, tested, every)}: the rows of {_first(tested, tested.gate, every)} that lie where the "
+            f"family has up have the common direction of a gate (p <= {p}) and those where it has the gate have "
+            f"none{second}: up comes first in this file"
         )
         fix = Fix(
             action="swap-halves",
@@ -138,8 +246,8 @@ def _exchanged(layer: int, tested: GateLayer, study: GateStudy) -> Found:
         )
     else:
         told = (
-            f"{_place(layer, tested)}: {_first(tested, tested.up)} has the common direction of a gate (p <= {p}) and "
-            f"{_first(tested, tested.gate)} has none{second}: the two are exchanged"
+            f"{_place(layer, tested, every)}: {_first(tested, tested.up, every)} has the common direction of a gate "
+            f"(p <= {p}) and {_first(tested, tested.gate, every)} has none{second}: the two are exchanged"
         )
         fix = Fix(
             action="swap-tensors",
@@ -150,9 +258,11 @@ def _exchanged(layer: int, tested: GateLayer, study: GateStudy) -> Found:
 
 
 def _relaid(evidence: Evidence) -> Iterator[Outcome]:
-    for layer, tested, study in _of_kind(evidence, fused=True):
+    for layer, tested, study in _of_kind(evidence, fused=True, guilty=_is_relaid):
         if isinstance(tested, Undecidable | Skipped | Checked):
             yield tested
+        elif isinstance(tested, _EveryExpert):
+            yield _of_all(tested, _laid_otherwise(layer, tested.as_one, study, every=tested), study)
         elif tested.judgement.verdict is Verdict.UNDECIDABLE:
             yield _undecidable(layer, tested)
         else:
@@ -161,12 +271,12 @@ def _relaid(evidence: Evidence) -> Iterator[Outcome]:
             yield from _counted(tested)
 
 
-def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy) -> Found:
+def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None = None) -> Found:
     stored, declared = tested.stored, tested.declared
     if stored is None or declared is None:
         raise ValueError("a layout that was not recovered is no finding")
     told = (
-        f"{_place(layer, tested)}: the rows of {tested.gate} lie as {stored.words}, where the family has "
+        f"{_place(layer, tested, every)}: the rows of {tested.gate} lie as {stored.words}, where the family has "
         f"{declared.words}: what it takes for up has the common direction of a gate "
         f"(p <= {power_of_ten(tested.declared_up_log10_p)}), and of all layouts tried only the other one leaves up none"
     )
@@ -192,7 +302,10 @@ def _mispaired(evidence: Evidence) -> Iterator[Outcome]:
     if study.pairing.why_not is not None:
         yield Skipped(reason=study.pairing.why_not)
         return
+    turned = {(one.layer, one.network) for one in evidence.orientation.turned}
     for one in study.pairing.mispaired:
+        if (one.layer, one.network) in turned or (one.layer, None) in turned:
+            continue  # a square weight that is turned: tensor/transposed tells it
         numbers = evidence.neurons.get((one.layer, one.network)) if isinstance(one.network, int) else None
         if numbers is not None and is_noise(numbers):
             continue  # an expert of random numbers: moe/experts-untrained tells it
@@ -242,7 +355,9 @@ def _facts(tested: GateLayer, study: GateStudy) -> dict[str, Any]:
             "gate_times_up": _test(statistics.product),
         },
         "balance_with_down": {"gate": statistics.balance_gate, "up": statistics.balance_up},
-    } | ({} if tested.channels is None else {"channels": tested.channels})
+        **({} if tested.channels is None else {"channels": tested.channels}),
+        **({} if tested.stored_as is None else {"stored": tested.stored_as}),
+    }
 
 
 def _test(test: SymmetryTest) -> dict[str, Any]:

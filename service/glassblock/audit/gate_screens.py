@@ -12,7 +12,8 @@ from glassblock.audit.gate_plans import GatePlan
 from glassblock.audit.network_sketch import NetworkSketch, Role
 from glassblock.audit.neuron_numbers import NeuronNumbers, neuron_numbers
 from glassblock.checkpoint.layers import Expert
-from glassblock.numerics.gate_or_up import GateScreen, log_length_correlation, spread_of
+from glassblock.numerics.gate_or_up import GateScreen
+from glassblock.numerics.neuron_lengths import length_numbers
 from glassblock.numerics.pairing import pairing_z
 from glassblock.numerics.sign_screen import SignScreen, SignSums, screen_signs, screened, screened_together
 
@@ -122,20 +123,12 @@ def _together(parts: list[dict[Role, SignSums]]) -> GateScreen | None:
 
 def _screened(sketch: NetworkSketch) -> Screened:
     gate, up = (screened(sketch.sums[role]) if role in sketch.sums else _NOTHING for role in ("gate", "up"))
-    gate_lengths, up_lengths, down_lengths = (sketch.squares[role].double().sqrt() for role in ("gate", "up", "down"))
-    idle = (gate_lengths == 0) & (up_lengths == 0) & (down_lengths == 0)
+    roles: tuple[Role, ...] = ("gate", "up", "down")
+    numbers = length_numbers(torch.stack([sketch.squares[role] for role in roles]).double().sqrt_())
     return Screened(
-        GateScreen(
-            gate,
-            up,
-            log_length_correlation(gate_lengths, down_lengths),
-            log_length_correlation(up_lengths, down_lengths),
-            spread_of(gate_lengths),
-            spread_of(up_lengths),
-            spread_of(down_lengths),
-        ),
+        GateScreen(gate, up, *numbers.balances, *numbers.spreads),
         sketch.neurons,
-        int(idle.sum()),
+        numbers.idle,
         pairing_z(sketch.sampled["gate"], sketch.sampled["up"]) if len(sketch.sampled) > 1 else None,
         neuron_numbers(sketch.squares, sketch.width),
     )

@@ -22,10 +22,12 @@ from glassblock.audit.gate_loading import Pieces, load_network
 from glassblock.audit.gate_plans import ALPHA, GatePlan
 from glassblock.audit.gate_screens import GateScreens, Key, Screened
 from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.stored_entries import storage_notes
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
 from glassblock.numerics.fused_layouts import RowLayout, layout_screens
 from glassblock.numerics.gate_or_up import (
     SCREENED,
+    SCREENED_NOISE,
     GateScreen,
     GateUpEvidence,
     Judgement,
@@ -133,9 +135,17 @@ def _layer(plans: Sequence[GatePlan], again: Again, level: float) -> LayerGates:
 
 def _network(plan: GatePlan, again: Again, level: float) -> GateLayer:
     screen = _screen_of(plan, again)
-    if screen is not None and screen.as_named and not again.every_bound:
-        return _gate_layer(plan, plan.network.expert, screen, SCREENED)
+    screened = _screened(screen, again)
+    if screened is not None:
+        return _gate_layer(plan, plan.network.expert, screen, screened)
     return _closely(plan, again, level)
+
+
+def _screened(screen: GateScreen | None, again: Again) -> Judgement | None:
+    """What the screen is enough for: it acquits, or shows that no certificate could decide."""
+    if screen is None or again.every_bound:
+        return None
+    return SCREENED if screen.as_named else SCREENED_NOISE if screen.noise else None
 
 
 def _closely(plan: GatePlan, again: Again, level: float) -> GateLayer:
@@ -199,8 +209,9 @@ def _together(plans: Sequence[GatePlan], again: Again, level: float) -> GateLaye
     everyone = [expert for of, expert in again.screens.networks if of == layer and isinstance(expert, int)]
     screen = again.screens.together(layer, [expert for expert in everyone if expert not in kept])
     others = tuple(name for plan in plans[1:] for name in plan.names[:2])
-    if screen is not None and screen.as_named and not again.every_bound:
-        return replace(_gate_layer(plans[0], "experts", screen, SCREENED), others=others)
+    screened = _screened(screen, again)
+    if screened is not None:
+        return replace(_gate_layer(plans[0], "experts", screen, screened), others=others)
     again.told(layer)
     entries = max(_TOGETHER_ENTRIES, plans[0].neurons)
 
@@ -217,6 +228,11 @@ def _together(plans: Sequence[GatePlan], again: Again, level: float) -> GateLaye
     return replace(found, others=others)
 
 
+def _stored_as(plan: GatePlan) -> str | None:
+    """In words, what the numbers were dequantised from; None of plain weights."""
+    return "; ".join(storage_notes(_entries(plan))) or None
+
+
 def _gate_layer(
     plan: GatePlan,
     tested: Tested,
@@ -225,7 +241,10 @@ def _gate_layer(
     statistics: GateUpEvidence | None = None,
 ) -> GateLayer:
     gate, up, down = plan.names
-    return GateLayer(tested, gate, up, down, plan.companions, screen, judgement, statistics, declared=_declared(plan))
+    declared, stored_as = _declared(plan), _stored_as(plan)
+    return GateLayer(
+        tested, gate, up, down, plan.companions, screen, judgement, statistics, declared=declared, stored_as=stored_as
+    )
 
 
 def _screen_of(plan: GatePlan, again: Again) -> GateScreen | None:

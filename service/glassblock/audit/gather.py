@@ -6,6 +6,7 @@ again, for the certified test, and of a large one only some channels are held. S
 the sketches, whatever the number of layers.
 """
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -24,10 +25,14 @@ from glassblock.audit.layer_numbers import gain_moments, gain_offsets
 from glassblock.audit.network_sketch import NetworkSketch, Tap, feed
 from glassblock.audit.neuron_numbers import Weighed
 from glassblock.audit.one_thread import one_thread
+from glassblock.audit.orientation import orientation_study
+from glassblock.audit.orientation_types import OrientationStudy
 from glassblock.audit.padding import WeighedNetworks
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.read_ahead import ReadAhead
 from glassblock.audit.readable import unreadable
+from glassblock.audit.stored_pieces import stored_pieces
+from glassblock.audit.tensor_sketch import TensorSketch
 from glassblock.audit.trouble import ReadTrouble, read_faults, trouble_of
 from glassblock.audit.values import TensorValues
 from glassblock.checkpoint.entries import TensorEntry
@@ -35,6 +40,7 @@ from glassblock.checkpoint.fitting import FLOAT_CODES
 from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, resolve_layers
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks
+from glassblock.checkpoint.stored_entries import StoredEntry
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
 
 CPU_CHUNK_BYTES = 2 << 20
@@ -75,8 +81,12 @@ def gather(
     screens = GateScreens(plans, device=device)
     weighed = WeighedNetworks(checkpoint, layers, planned=_dense(plans), unread=unread)
     sweep = _Pass(checkpoint, layers, device=device, unread=unread, keep=weighed.biases)
+    stored: list[tuple[GatePlan, NetworkSketch]] = []
     for plan, sketch in screens.sketches():
-        sweep.tap(sketch)
+        if plan.stored:
+            stored.append((plan, sketch))
+        else:
+            sweep.tap(sketch)
         sweep.labels.update((entry.name, f"layer {plan.layer}") for entry in plan.network.weights.values())
     for sketch in weighed.sketches(device):
         sweep.tap(sketch)
@@ -100,9 +110,12 @@ def gather(
             tell(sweep.labels.get(entry.name, entry.name))
             sweep.take(entry, ahead.pieces(entry))
             done += entry.bytes
+    judging = question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules)
+    for plan, sketch in stored if judging else ():
+        tell(f"layer {plan.layer} dequantised")
+        sweep.dequantise(sketch)
     copies = _equal_copies(sweep, cancelled)
     head_is_embedding = _head_is_embedding(sweep, ahead)
-    judging = question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules)
     again = Again(
         screens,
         pieces=sweep.pieces,
@@ -112,6 +125,7 @@ def gather(
         told=lambda layer: tell(f"layer {layer} once more"),
     )
     gates = gate_study(plans, unasked, again if judging else None)
+    orientation = _orientation(question, plans, sweep, again)
     progress(done, total, "judging")
     faults = read_faults(checkpoint, sweep.troubles)
     return Evidence(
@@ -131,11 +145,19 @@ def gather(
         neurons=MappingProxyType(beside.networks | {key: found.numbers for key, found in screens.networks.items()}),
         rows=MappingProxyType(beside.rows),
         grains=MappingProxyType(sweep.grains),
+        orientation=orientation,
         digests=MappingProxyType(ahead.digests),
         slice_digests=MappingProxyType(
             {(name, checkpoint.entries[name].start + stop): part for (name, stop), part in ahead.part_digests.items()}
         ),
     )
+
+
+def _orientation(question: AuditQuestion, plans: Sequence[GatePlan], sweep: "_Pass", again: Again) -> OrientationStudy:
+    """Which way square projections lie, where the rule that tells it was asked."""
+    if question.rules is not None and "tensor/transposed" not in question.rules:
+        return OrientationStudy()
+    return orientation_study(sweep.readable(plans), sweep.pieces, sweep.lost, again.told)
 
 
 @dataclass
@@ -160,7 +182,6 @@ class _Pass:
     def __post_init__(self) -> None:
         self.embedding = embedding_plan(self.checkpoint, longest_row=self.chunk_bytes)
         self.gain_offsets = gain_offsets(self.layers)
-        self._wide = torch.empty(0)
 
     @property
     def chunk_bytes(self) -> int:
@@ -180,7 +201,9 @@ class _Pass:
         if _row_bytes(entry) <= self.chunk_bytes:
             self.taps.setdefault(entry.name, []).append(tap)
 
-    def ahead(self, steps: list[TensorEntry], question: AuditQuestion, plans: tuple[GatePlan, ...]) -> ReadAhead:
+    def ahead(
+        self, steps: list[TensorEntry], question: AuditQuestion, plans: tuple[GatePlan, ...]
+    ) -> "ReadAhead[_Piece]":
         """The reading of all tensors, in order. Of experts in stacks each slice has a hash of its own."""
         for taps in self.taps.values():
             taps.sort(key=lambda tap: tap.start)
@@ -192,6 +215,7 @@ class _Pass:
                     cuts.setdefault(entry.name, []).append(entry.stop - whole.start)
         return ReadAhead(
             steps,
+            _FirstLook(self.device),
             chunk_bytes=self.chunk_bytes,
             device=self.device,
             meter=self.meter,
@@ -199,35 +223,41 @@ class _Pass:
             cuts=lambda entry: sorted(cuts.get(entry.name, ())),
         )
 
-    def take(self, entry: TensorEntry, pieces: Iterator[Tensor]) -> None:
+    def take(self, entry: TensorEntry, pieces: "Iterator[_Piece]") -> None:
         """Look at one tensor."""
-        values, passed, grain = TensorValues(), 0, Grain()
+        sketch, passed = TensorSketch(), 0
         taps, width = self.taps.pop(entry.name, None), entry.shape[-1] if entry.shape else 1
-        measured = entry.dtype in FLOAT_CODES
         with self.reading(entry):
             for piece in pieces:
-                wide = self._widened(piece) if measured else piece
-                values = values.and_then(piece, wide if measured else None)
-                grain = grain.and_then(piece) if measured else grain
-                self._measure(entry, piece, wide, passed)
+                sketch = piece.sketch
+                self._measure(entry, piece.stored, piece.wide, passed)
                 if taps:
-                    feed(taps, wide.view(-1, width), passed // width)
-                passed += piece.numel()
-            self.values[entry.name] = values
-            if measured:
-                self.grains[entry.name] = grain
+                    feed(taps, piece.wide.view(-1, width), passed // width)
+                passed += piece.stored.numel()
+            self.values[entry.name] = sketch.values
+            if entry.dtype in FLOAT_CODES:
+                self.grains[entry.name] = sketch.grain
 
-    def _widened(self, piece: Tensor) -> Tensor:
-        """In float32, in one buffer for all pieces: what is allocated anew costs more than the conversion."""
-        if piece.dtype.itemsize >= 4:
-            return piece
-        if self._wide.numel() < piece.numel() or self._wide.device != piece.device:
-            self._wide = torch.empty(piece.numel(), device=piece.device)
-        return self._wide[: piece.numel()].copy_(piece)
+    def dequantise(self, sketch: NetworkSketch) -> None:
+        """Feed a quantised network's sketch, of which the codes have gone by."""
+        entries = sketch.network.weights.values()
+        try:
+            sketch.give(lambda entry: (piece.view(-1, entry.shape[-1]) for piece in self.pieces(entry)))
+        except (CheckpointUnusable, UnknownCheckpoint) as error:
+            entry = next((entry for entry in entries if entry.name == error.tensor), None)
+            reason = self.lost(error) if entry is None else trouble_of(self.checkpoint, entry, error).reason
+            self.unread.update(dict.fromkeys((entry.name for entry in entries), reason))
 
     def pieces(self, entry: TensorEntry) -> Iterator[Tensor]:
-        """A tensor, or a slice of one, once more, in whole rows."""
+        """A weight, or a slice of one, once more, in whole rows; what is quantised, as the numbers it stands for."""
+        if isinstance(entry, StoredEntry):
+            return stored_pieces(entry, self.device, self.meter)
         return read_chunks(entry, max(self.chunk_bytes, _row_bytes(entry)), device=self.device, meter=self.meter)
+
+    def readable(self, plans: Sequence[GatePlan]) -> list[GatePlan]:
+        """The networks of which all weights could be read."""
+        unread = self.unread.keys()
+        return [plan for plan in plans if unread.isdisjoint(entry.name for entry in plan.network.weights.values())]
 
     def lost(self, error: CheckpointUnusable | UnknownCheckpoint) -> str:
         """Note that a tensor could not be read once more; why not."""
@@ -270,6 +300,45 @@ class _Pass:
             self.kept[entry.name] = piece.clone() if before_this is None else torch.cat([before_this, piece])
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of a tensor, the same in float32 where it was narrower, and the sketch of the tensor up to its end."""
+
+    stored: Tensor
+    wide: Tensor
+    sketch: TensorSketch
+
+
+class _FirstLook:
+    """What can be told of a piece without knowing what the tensor is for; taken while the piece before is weighed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffers = itertools.cycle([_Wide(device) for _ in range(2)])
+        self._entry: TensorEntry | None = None
+        self._sketch = TensorSketch()
+
+    def __call__(self, entry: TensorEntry, piece: Tensor) -> _Piece:
+        if entry is not self._entry:
+            self._entry, self._sketch = entry, TensorSketch()
+        wide = next(self._buffers).of(piece) if entry.dtype in FLOAT_CODES else piece
+        self._sketch = self._sketch.and_then(piece, wide)
+        return _Piece(piece, wide, self._sketch)
+
+
+class _Wide:
+    """One buffer for all pieces in float32: what is allocated anew costs more than the conversion."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.empty(0, device=device)
+
+    def of(self, piece: Tensor) -> Tensor:
+        if piece.dtype.itemsize >= 4:
+            return piece
+        if self._buffer.numel() < piece.numel():
+            self._buffer = torch.empty(piece.numel(), device=piece.device)
+        return self._buffer[: piece.numel()].copy_(piece)
+
+
 def _row_bytes(entry: TensorEntry) -> int:
     return entry.bytes * entry.shape[-1] // entry.elements if entry.shape and entry.elements else 1
 
@@ -288,7 +357,7 @@ def _idle(screens: GateScreens, weighed: WeighedNetworks, sweep: _Pass) -> dict[
     return dense | weighed.idle(sweep.kept)
 
 
-def _head_is_embedding(sweep: _Pass, ahead: ReadAhead) -> bool | None:
+def _head_is_embedding(sweep: _Pass, ahead: ReadAhead[_Piece]) -> bool | None:
     """Whether the output head holds the embedding's numbers; None where one of the two cannot be told."""
     checkpoint = sweep.checkpoint
     if checkpoint.family is None or checkpoint.trunk is None:

@@ -94,19 +94,35 @@ class NetworkSketch:
         Args:
             entries: The tensors of the checkpoint, of which those of the network may be slices.
         """
-        row = self.network.row
         self._open = {role for part in self.network.weights for role in _roles(part)}
         for part, entry in self.network.weights.items():
-            transposed = row.layouts[part == "down"] == "in_out"
             whole = entries[entry.name]
             row_bytes = entry.bytes * entry.shape[-1] // entry.elements
             start = (entry.start - whole.start) // row_bytes
-            stop = start + entry.elements // entry.shape[-1]
-            if part != "fused":
-                role: Role = "down" if part == "down" else "gate" if part == "gate" else "up"
-                yield entry.name, self._tap(role, start, stop, transposed=transposed)
-                continue
-            yield from ((entry.name, tap) for tap in self._fused_taps(start, stop, transposed=transposed))
+            yield from ((entry.name, tap) for tap in self._part_taps(part, entry, start))
+
+    def give(self, rows_of: Callable[[TensorEntry], Iterator[Tensor]]) -> None:
+        """Feed it at once, where its numbers do not go by as they lie.
+
+        Args:
+            rows_of: The rows of one of its weights, in order, in any number of pieces.
+        """
+        self._open = {role for part in self.network.weights for role in _roles(part)}
+        for part, entry in self.network.weights.items():
+            taps, start = sorted(self._part_taps(part, entry, 0), key=lambda tap: tap.start), 0
+            for rows in rows_of(entry):
+                feed(taps, rows, start)
+                start += len(rows)
+
+    def _part_taps(self, part: str, entry: TensorEntry, start: int) -> Iterator[Tap]:
+        """The taps on one weight, whose rows begin at `start`."""
+        transposed = self.network.row.layouts[part == "down"] == "in_out"
+        stop = start + entry.elements // entry.shape[-1]
+        if part == "fused":
+            yield from self._fused_taps(start, stop, transposed=transposed)
+            return
+        role: Role = "down" if part == "down" else "gate" if part == "gate" else "up"
+        yield self._tap(role, start, stop, transposed=transposed)
 
     def _fused_taps(self, start: int, stop: int, *, transposed: bool) -> Iterator[Tap]:
         fused = self.network.row.fused

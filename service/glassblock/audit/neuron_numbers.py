@@ -62,17 +62,31 @@ class RowNumbers(NamedTuple):
 
 def neuron_numbers(squares: Mapping[Role, Float[Tensor, " m"]], width: int) -> NeuronNumbers:
     """From the squared length of each neuron in each projection."""
-    lengths: dict[Role, Tensor] = {role: squared.double().sqrt() for role, squared in squares.items()}
-    zeros: dict[Role, Tensor] = {role: length == 0 for role, length in lengths.items()}
-    idle = torch.stack(list(zeros.values())).all(0)
-    loud = lengths["up"] * lengths["gate"] if "gate" in lengths else lengths["up"]
-    loud = torch.where(loud.isfinite(), loud, -1.0)
+    roles, lengths = tuple(squares), torch.stack(list(squares.values())).double().sqrt_()
+    gate, up = (lengths[roles.index(role)] if role in roles else None for role in ("gate", "up"))
+    if up is None:
+        raise ValueError("every network has an up projection")
+    loud = up if gate is None else up * gate
+    low, high = (float(extreme) for extreme in torch.aminmax(lengths))
+    plain = low > 0 and high < math.inf  # nearly always; so what follows is skipped
+    loud = loud if plain else torch.where(loud.isfinite(), loud, -1.0)
     first = int(loud.argmax())
-    gate = float(lengths["gate"][first]) if "gate" in lengths else None
-    loudest = Loudest(first, gate, float(lengths["up"][first])) if float(loud[first]) > 0 else None
-    zero: dict[Role, int] = {role: _bits(none & ~idle) for role, none in zeros.items()}
-    spread: dict[Role, float | None] = {role: _spread(length) for role, length in lengths.items()}
-    return NeuronNumbers(len(idle), width, zero, spread, loudest)
+    loudest = Loudest(first, None if gate is None else float(gate[first]), float(up[first]))
+    if plain:
+        deviation, mean = torch.std_mean(lengths, 1)
+        several = lengths.shape[1] > 1
+        spreads = cast("list[float]", (deviation / mean).tolist()) if several else [None] * len(roles)
+        spread = dict(zip(roles, spreads, strict=True))
+        return NeuronNumbers(len(loud), width, dict.fromkeys(roles, 0), spread, loudest)
+    zeros = lengths == 0
+    some = zeros & ~zeros.all(0)
+    return NeuronNumbers(
+        len(loud),
+        width,
+        {role: _bits(none) for role, none in zip(roles, some, strict=True)},
+        {role: _spread(length) for role, length in zip(roles, lengths, strict=True)},
+        loudest if float(loud[first]) > 0 else None,
+    )
 
 
 def noise_spread(width: int, rows: int, *, deviations: float) -> float:

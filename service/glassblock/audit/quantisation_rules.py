@@ -1,6 +1,9 @@
 """Rules about quantised weights: codes without their scale, and codes that lie there as if they were the weights."""
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -9,6 +12,9 @@ from glassblock.audit.grain import Grid
 from glassblock.audit.names import alike, in_words, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.tensor_rules import misfit_look
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.fitting import FLOAT_CODES, LayerFault
+from glassblock.checkpoint.quantisation import declared_quantisation
 from glassblock.checkpoint.stored_entries import StoredEntry
 from glassblock.wire.audits import Fix, Skipped
 
@@ -18,6 +24,7 @@ _TOPS: Mapping[Grid, float] = MappingProxyType({"e2m1": 6.0, "e4m3": 448.0, "e4m
 _CODES: Mapping[str, float] = MappingProxyType(
     {"F8_E4M3": 448.0, "F8_E5M2": 57344.0, "F8_E4M3FNUZ": 240.0, "F8_E5M2FNUZ": 57344.0}
 )
+_INTEGERS = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _LEAST_NUMBERS = 256
 _LEAST_WHOLE = 7.0  # of symmetric codes of 4 bits
 _MOST_WHOLE = 255.0
@@ -34,35 +41,76 @@ def _scale_missing(evidence: Evidence) -> Iterator[Outcome]:
         for entry in network.weights.values()
         if isinstance(entry, StoredEntry) and entry.stored is not None
     }
-    for fault in evidence.misfits:
-        entry = evidence.checkpoint.entries.get(fault.tensor)
-        if fault.kind != "quantised" or entry is None or entry.dtype not in _CODES:
-            continue
-        values = evidence.values.get(entry.name)
-        facts: dict[str, Any] = {"dtype": entry.dtype}
-        if entry.dtype in beside:
-            yield Found(
-                f"{fault.message}, while other weights of that dtype have one",
-                fault.layer,
-                (entry.name,),
-                entry.file.name,
-                evidence=facts,
-                fix=Fix(action="convert-again", description=fault.hint, tensors=(entry.name,)),
+    entries = evidence.checkpoint.entries
+    bare = [
+        (fault, entry)
+        for fault in evidence.misfits
+        if fault.kind == "quantised" and (entry := entries.get(fault.tensor)) is not None
+    ]
+    groups = alike(entries) if bare else {}
+    same = {name: names for names in groups.values() for name in names}
+    declared = declared_quantisation(evidence.checkpoint.config) is not None
+    ordered = sorted(entries) if bare and not declared else []
+    for fault, entry in bare:
+        others = [entries[name].dtype for name in same[entry.name] if name != entry.name]
+        if entry.dtype in _CODES:
+            scaled = entry.dtype in beside
+            yield from _codes_alone(evidence, fault, entry, [] if declared else others, scaled=scaled)
+        elif entry.dtype in _INTEGERS and len(entry.shape) > 1 and not declared:
+            yield _integers_alone(fault, entry, others, ordered)
+
+
+def _codes_alone(
+    evidence: Evidence, fault: LayerFault, entry: TensorEntry, others: list[str], *, scaled: bool
+) -> Iterator[Outcome]:
+    """Numbers of 8 bits without a scale: a plain cast, unless others have scales, or are wide in the other layers."""
+    values, facts = evidence.values.get(entry.name), {"dtype": entry.dtype}
+    fix = Fix(action="convert-again", description=fault.hint, tensors=(entry.name,))
+    alone = Found(fault.message, fault.layer, (entry.name,), entry.file.name, evidence=facts, fix=fix)
+    if scaled:
+        yield replace(alone, message=f"{fault.message}, while other weights of that dtype have one")
+        return
+    wide = [dtype for dtype in others if dtype in FLOAT_CODES]
+    if 2 * len(wide) > len(others):  # a file that was cast on purpose was cast in more layers than it was not
+        yield replace(alone, message=f"{fault.message}, while {_same_weight(wide)}")
+    elif values is not None and values.most is not None and values.least is not None:
+        most = max(values.most, -values.least)
+        if most == _CODES[entry.dtype]:
+            told = f"its greatest number is {most:g}, the greatest of the format, which is what scaling makes of a weight"
+            yield replace(
+                alone,
+                message=f"{fault.message}; {told}",
+                evidence=facts | {"most": most},
+                level="warning",
+                certainty="statistical",
             )
-        elif values is not None and values.most is not None and values.least is not None:
-            most = max(values.most, -values.least)
-            if most == _CODES[entry.dtype]:
-                yield Found(
-                    f"{fault.message}; its greatest number is {most:g}, the greatest of the format, which is what "
-                    "scaling makes of a weight",
-                    fault.layer,
-                    (entry.name,),
-                    entry.file.name,
-                    evidence=facts | {"most": most},
-                    fix=Fix(action="convert-again", description=fault.hint, tensors=(entry.name,)),
-                    level="warning",
-                    certainty="statistical",
-                )
+
+
+def _integers_alone(fault: LayerFault, entry: TensorEntry, others: list[str], ordered: list[str]) -> Found:
+    """Integers where a weight should be, and nothing that says how large one is: no cast of a weight gives that."""
+    wide = [dtype for dtype in others if dtype in FLOAT_CODES]
+    # What lies beside the codes under an unknown name may be their scale.
+    module = entry.name.removesuffix(".weight")
+    near = itertools.takewhile(lambda name: name.startswith(module), itertools.islice(ordered, bisect_left(ordered, module), None))
+    unknown = tuple(name for name in near if name not in {entry.name, f"{module}.bias", f"{module}_bias"})
+    sure = bool(wide) and not unknown
+    told = f", while {_same_weight(wide)}" if wide else ""
+    told += f"; beside it lies {in_words(unknown)}" if unknown else ""
+    return Found(
+        f"{fault.message}, and the config declares no quantisation{told}",
+        fault.layer,
+        (entry.name,),
+        entry.file.name,
+        evidence={"dtype": entry.dtype},
+        fix=Fix(action="convert-again", description=fault.hint, tensors=(entry.name,)),
+        level="error" if sure else "warning",
+        certainty="proved" if sure else "statistical",
+    )
+
+
+def _same_weight(dtypes: list[str]) -> str:
+    kinds = " or ".join(sorted(set(dtypes)))
+    return f"the same weight is {kinds} in " + ("the other layer" if len(dtypes) == 1 else f"{len(dtypes)} other layers")
 
 
 def _unapplied(evidence: Evidence) -> Iterator[Outcome]:
@@ -108,7 +156,9 @@ QUANTISATION_RULES: tuple[Rule, ...] = (
         hurts="The codes are taken for the weights, hundreds of times too large, or the scale is made up.",
         detection="Beside each tensor of codes the names that its form needs are looked up, and their shapes compared "
         "with the blocks that the config declares. Codes of 8 bits without any scale, in a file that declares none, "
-        "are a finding where others have scales, and a warning where they reach the end of the format.",
+        "are a finding where others have scales or where most other layers hold the weight wide, and a warning where "
+        "they reach the end of the format. Integers without a scale are a finding where other layers hold the weight "
+        "wide, else a warning.",
         fooled_by="Codes of 8 bits that were cast without a scale on purpose, and that happen to reach the end.",
         report="https://github.com/unslothai/unsloth/issues/6200",
         needs=("family",),

@@ -1,8 +1,10 @@
 """What is asked of an audit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from torch import Tensor
 
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.recordings import Recording
@@ -23,8 +25,10 @@ class AuditQuestion:
         family: Row of the family table, where no config names one.
         reference: Another checkpoint to compare every tensor with, as opened; None compares with none.
         reference_name: What the report calls it.
+        parents: Several other checkpoints that it may be made of, with their names.
         captures: Tensors captured in an engine, to explain layer by layer; None for none.
         hash: Of each tensor's bytes: fast, or one that cannot be forged, or none.
+        token_ids: A text `[tokens]`, or several `[texts, tokens]`, as a witness of behaviour; None for none.
     """
 
     rules: tuple[str, ...] | None = None
@@ -35,7 +39,9 @@ class AuditQuestion:
     hash: Hash = "fast"
     reference: Checkpoint | None = None
     reference_name: str = "reference"
+    parents: tuple[tuple[str, Checkpoint], ...] = ()
     captures: Recording | None = None
+    token_ids: Tensor | None = field(default=None, compare=False)
 
 
 class AuditCancelled(Exception):

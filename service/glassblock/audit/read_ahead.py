@@ -1,4 +1,4 @@
-"""Tensor data one piece ahead of whoever looks at it: a thread reads and hashes while the caller computes.
+"""Tensor data one piece ahead of whoever looks at it: a thread reads, hashes and takes a first look meanwhile.
 
 Two buffers, so at most two pieces are in memory. The caller takes the tensors in the order that was announced.
 """
@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import xxhash
@@ -49,7 +49,16 @@ class _End:
     error: BaseException | None
 
 
-class ReadAhead:
+Looked = TypeVar("Looked")
+"""What the first look at a piece gives: the piece itself, or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece(Generic[Looked]):
+    looked: Looked
+
+
+class ReadAhead(Generic[Looked]):
     """Pieces of many tensors, read by one thread.
 
     The thread starts when the first piece is asked for and ends with `close`.
@@ -58,6 +67,7 @@ class ReadAhead:
     def __init__(
         self,
         entries: Sequence[TensorEntry],
+        look: Callable[[TensorEntry, Tensor], Looked],
         *,
         chunk_bytes: int,
         device: torch.device,
@@ -69,6 +79,7 @@ class ReadAhead:
 
         Args:
             entries: In the order in which they will be taken.
+            look: Called in the thread that reads, on each piece in order; what it gives goes to the caller.
             chunk_bytes: Length of a piece.
             device: Where the pieces go.
             meter: Counts what is read.
@@ -76,24 +87,25 @@ class ReadAhead:
             cuts: Where the parts of a tensor end that have digests of their own, in bytes from its start.
         """
         self._entries = entries
+        self._look = look
         self._chunk_bytes = chunk_bytes
         self._device = device
         self._meter = meter
         self._kind: Hash = kind
         self._cuts = cuts
         self._free = threading.Semaphore(2)
-        self._ready: queue.SimpleQueue[Tensor | _End] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[_Piece[Looked] | _End] = queue.SimpleQueue()
         self._stopped = False
         self._taken = iter(entries)
         self._thread: threading.Thread | None = None
         self.digests: dict[str, str] = {}
         self.part_digests: dict[tuple[str, int], str] = {}
 
-    def pieces(self, entry: TensorEntry) -> Iterator[Tensor]:
-        """The next tensor, as `read_chunks` gives it; a piece is valid until the next one is asked for.
+    def pieces(self, entry: TensorEntry) -> Iterator[Looked]:
+        """The next tensor, in the pieces of `read_chunks`; one is valid until the next one is asked for.
 
         Raises:
-            Whatever reading it raised. The tensors after it can still be taken.
+            Whatever reading it, or the look at it, raised. The tensors after it can still be taken.
         """
         if next(self._taken, None) is not entry:
             raise ValueError(f"{entry.name} is not the tensor that comes next")
@@ -102,7 +114,7 @@ class ReadAhead:
             self._thread.start()
         while not isinstance(item := self._ready.get(), _End):
             try:
-                yield item
+                yield item.looked
             finally:
                 self._free.release()
         if item.error is not None:
@@ -143,7 +155,7 @@ class ReadAhead:
                     if piece is None:
                         self._free.release()
                         break
-                    self._ready.put(piece)
+                    self._ready.put(_Piece(self._look(entry, piece)))
             except BaseException as raised:
                 self._free.release()
                 error = raised

@@ -8,7 +8,6 @@ from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.unrouted import unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
-from glassblock.checkpoint.layers import LayerTensors
 from glassblock.numerics.norms import norm_kind_named
 from glassblock.wire.audits import Certainty, Fix, Level, Skipped
 
@@ -132,7 +131,7 @@ def _undeclared_bias(evidence: Evidence) -> Iterator[Outcome]:
             if values is None:
                 yield Skipped(layer=layer, reason=evidence.unread.get(entry.name, f"{entry.name} was not read"))
                 continue
-            told = f"{entry.name} is there, but no bias is declared ({_no_bias(evidence, tensors, entry.name)})"
+            told = f"{entry.name} is there, but no bias is declared ({tensors.denied_by[entry.name]})"
             fix = Fix(action="declare-bias", description="Declare the bias, or drop it.", tensors=(entry.name,))
             if values.all_zero:
                 message = f"{told}; it is all zeros, so nothing changes"
@@ -142,12 +141,6 @@ def _undeclared_bias(evidence: Evidence) -> Iterator[Outcome]:
         yield Checked()
     if not evidence.layers:
         yield Skipped(reason="the config does not say which tensors the layers are made of")
-
-
-def _no_bias(evidence: Evidence, tensors: LayerTensors, name: str) -> str:
-    """Who says that there is no such bias."""
-    of_norm = any(name == tensors.prefix + norm.row.bias for norm in tensors.norms.values())
-    return f"family {evidence.family.name}" if of_norm else tensors.has_bias.source
 
 
 def _rule(

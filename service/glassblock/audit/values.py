@@ -1,14 +1,16 @@
-"""What the numbers of a tensor are, told from pieces of it: not finite, zero, how large, how many."""
+"""What the numbers of a tensor are, told from pieces of it: not finite, zero, subnormal, how large, how many."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-_NUMBERS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+from glassblock.numerics.number_bits import READ_BY_BITS, nonzero_count, number_counts
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WITH_SUBNORMALS = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,9 @@ class TensorValues:
         elements: How many.
         non_finite: How many of them are NaN or infinite.
         first_non_finite: Index of the first of those, counted through the tensor row by row.
-        any_nonzero: Whether one of them is not zero.
+        zeros: How many are zero.
+        subnormal: How many are smaller than the least normal number of their dtype, and not zero; 0 where the dtype has
+            no such numbers.
         least, most: The extremes of those that are finite, where the dtype is one of real floating-point numbers; None
             where there is none.
         total, square_sum: Sums of the numbers and of their squares, from float32 sums over pieces; not finite where a
@@ -29,11 +33,17 @@ class TensorValues:
     elements: int = 0
     non_finite: int = 0
     first_non_finite: int | None = None
-    any_nonzero: bool = False
+    zeros: int = 0
+    subnormal: int = 0
     least: float | None = None
     most: float | None = None
     total: float = 0.0
     square_sum: float = 0.0
+
+    @property
+    def any_nonzero(self) -> bool:
+        """Whether one of the elements is not zero."""
+        return self.zeros < self.elements
 
     @property
     def all_zero(self) -> bool:
@@ -47,31 +57,42 @@ class TensorValues:
             piece: As stored.
             wide: The same in float32, where the caller has it.
         """
-        if piece.numel() == 0:
-            return self
-        total = square_sum = 0.0
-        if piece.dtype in _NUMBERS:
-            wide = piece.to(torch.promote_types(piece.dtype, torch.float32)) if wide is None else wide
-            look = _looked_at_numbers(wide)
-            total, square_sum = float(wide.sum()), float(torch.dot(wide, wide))
-            if look.bad is None and not math.isfinite(square_sum):  # squares beyond float32
-                wide = wide.double()
-                total, square_sum = float(wide.sum()), float(torch.dot(wide, wide))
-        else:
-            look = _look(piece)
+        return self.joined(values_of(piece, wide)) if piece.numel() else self
+
+    def joined(self, after: "TensorValues") -> "TensorValues":
+        """Of this part of a tensor and of the part that comes after it."""
         first = self.first_non_finite
-        if first is None and look.bad is not None:
-            first = self.elements + int(look.bad.nonzero()[0])
+        if first is None and after.first_non_finite is not None:
+            first = self.elements + after.first_non_finite
         return TensorValues(
-            elements=self.elements + piece.numel(),
-            non_finite=self.non_finite + look.bad_count,
+            elements=self.elements + after.elements,
+            non_finite=self.non_finite + after.non_finite,
             first_non_finite=first,
-            any_nonzero=self.any_nonzero or look.any_nonzero,
-            least=_least(self.least, look.least),
-            most=_most(self.most, look.most),
-            total=self.total + total,
-            square_sum=self.square_sum + square_sum,
+            zeros=self.zeros + after.zeros,
+            subnormal=self.subnormal + after.subnormal,
+            least=_least(self.least, after.least),
+            most=_most(self.most, after.most),
+            total=self.total + after.total,
+            square_sum=self.square_sum + after.square_sum,
         )
+
+
+def values_of(piece: Shaped[Tensor, " n"], wide: Shaped[Tensor, " n"] | None = None) -> TensorValues:
+    """Of one piece alone, which is not empty; the arguments as those of `TensorValues.and_then`."""
+    if piece.dtype not in READ_BY_BITS:
+        return _of_another_dtype(piece)
+    counts = number_counts(piece)
+    wide = piece.to(torch.promote_types(piece.dtype, torch.float32)) if wide is None else wide
+    if counts is None:
+        return _of_numbers(wide, torch.finfo(piece.dtype).smallest_normal, moments=True)
+    total = square_sum = 0.0
+    if counts.zero < piece.numel():
+        total, square_sum = _moments(wide)
+        if not math.isfinite(square_sum):  # squares beyond float32
+            total, square_sum = _moments(wide.double())
+    return TensorValues(
+        piece.numel(), 0, None, counts.zero, counts.subnormal, counts.least, counts.most, total, square_sum
+    )
 
 
 def coordinates(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,40 +104,38 @@ def coordinates(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
-class _Look(NamedTuple):
-    """One piece: which elements are NaN or infinite (None where none is), and what the others are."""
-
-    bad: Bool[Tensor, " n"] | None
-    any_nonzero: bool
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def bad_count(self) -> int:
-        return 0 if self.bad is None else int(self.bad.sum())
-
-
-def _look(piece: Shaped[Tensor, " n"]) -> _Look:
+def _of_another_dtype(piece: Tensor) -> TensorValues:
+    count = piece.numel()
     if piece.dtype.is_complex:
         parts = torch.view_as_real(piece)
-        finite = parts.isfinite().all(-1)
-        return _Look(None if finite.all() else ~finite, bool(parts.any()))
+        bad = ~parts.isfinite().all(-1)
+        return TensorValues(count, int(bad.sum()), _first(bad), count - int(parts.any(-1).sum()))
     if not piece.dtype.is_floating_point:
         # A number of these dtypes is zero when all its bytes are.
-        return _Look(None, bool(piece.view(torch.uint8).any()))
-    return _looked_at_numbers(piece.to(torch.float32))
+        return TensorValues(count, zeros=count - nonzero_count(piece.view(_WHOLE[piece.dtype.itemsize])))
+    normal = torch.finfo(piece.dtype).smallest_normal if piece.dtype in _WITH_SUBNORMALS else 0.0
+    return _of_numbers(piece.to(torch.float32), normal, moments=False)
 
 
-def _looked_at_numbers(wide: Shaped[Tensor, " n"]) -> _Look:
-    # Extremes hand NaN on and show infinity: one pass at the speed of memory, where asking each element takes ten.
-    low, high = torch.aminmax(wide)
-    least, most = float(low), float(high)
-    if math.isfinite(least) and math.isfinite(most):
-        return _Look(None, least < 0 or most > 0, least, most)
+def _of_numbers(wide: Tensor, normal: float, *, moments: bool) -> TensorValues:
+    """Numbers some of which may be infinite or NaN, one property after the other."""
     finite = wide.isfinite()
-    some = wide[finite]
+    some, bad = wide[finite], ~finite
+    magnitudes = some.abs()
+    zeros = int((magnitudes == 0).sum())
     extremes = (float(some.min()), float(some.max())) if some.numel() else (None, None)
-    return _Look(~finite, any_nonzero=True, least=extremes[0], most=extremes[1])
+    subnormal = int((magnitudes < normal).sum()) - zeros if normal else 0
+    sums = _moments(wide) if moments else (0.0, 0.0)
+    return TensorValues(wide.numel(), int(bad.sum()), _first(bad), zeros, subnormal, *extremes, *sums)
+
+
+def _moments(wide: Tensor) -> tuple[float, float]:
+    return float(wide.sum()), float(torch.dot(wide, wide))
+
+
+def _first(bad: Bool[Tensor, " n"]) -> int | None:
+    places = bad.nonzero()
+    return int(places[0]) if len(places) else None
 
 
 def _least(one: float | None, other: float | None) -> float | None:

@@ -8,8 +8,8 @@ from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.fitting import Axis, Wanted, row_of
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.row_settings import Projection
-from glassblock.checkpoint.settings import flag_of
+from glassblock.checkpoint.row_settings import Projection, Setting
+from glassblock.checkpoint.settings import Sourced, flag_of
 
 _PLACE = "attention."
 
@@ -70,11 +70,24 @@ def attention_tensors_of(
     return AttentionTensors(row, by_kind["weight"], by_kind["bias"], by_kind["sinks"].get("sinks"))
 
 
+def bias_setting(row: AttentionRow | LatentAttentionRow | None, name: str) -> Setting[bool] | None:
+    """What declares a bias of attention, named relative to its layer; None where it is none of them."""
+    if row is None:
+        return None
+    if isinstance(row, LatentAttentionRow):
+        parts = (row.query_down, row.key_value_down, row.output)
+        return row.bias if any(part.bias == name for part in parts) else None
+    fused = None if row.fused is None else row.fused.projection
+    flags = ((row.query, row.bias), (row.value, row.bias), (fused, row.bias))
+    flags += ((row.key, row.key_bias or row.bias), (row.output, row.output_bias or row.bias))
+    return next((flag for part, flag in flags if part is not None and part.bias == name), None)
+
+
 def _heads(checkpoint: Checkpoint, row: AttentionRow, prefix: str) -> Iterator[Wanted]:
     family, config = row_of(checkpoint), checkpoint.config
-    bias = flag_of(config, family, row.bias).value
-    key_bias = bias if row.key_bias is None else flag_of(config, family, row.key_bias).value
-    output_bias = bias if row.output_bias is None else flag_of(config, family, row.output_bias).value
+    bias = flag_of(config, family, row.bias)
+    key_bias = bias if row.key_bias is None else flag_of(config, family, row.key_bias)
+    output_bias = bias if row.output_bias is None else flag_of(config, family, row.output_bias)
     fused = None if row.fused is None else row.fused.projection
     for part, projection, rows, columns, declared in (
         ("query", row.query, _QUERIES, _OUTER, bias),
@@ -90,30 +103,38 @@ def _heads(checkpoint: Checkpoint, row: AttentionRow, prefix: str) -> Iterator[W
 
 
 def _latent(checkpoint: Checkpoint, row: LatentAttentionRow, prefix: str, *, narrow: bool) -> Iterator[Wanted]:
-    bias = flag_of(checkpoint.config, row_of(checkpoint), row.bias).value
+    bias = flag_of(checkpoint.config, row_of(checkpoint), row.bias)
+    never = Sourced(value=False, source=f"family {row_of(checkpoint).name}")
     rank, query_rank, values = Axis(("kv_rank",)), Axis(("q_rank",)), Axis(("heads", "v_head_dim"))
     parts = (
         ("key_value_down", row.key_value_down, _LATENT_DOWN, _OUTER, bias),
-        ("key_value_up", row.key_value_up, _LATENT_KEYS, rank, False),
+        ("key_value_up", row.key_value_up, _LATENT_KEYS, rank, never),
         ("output", row.output, _OUTER, values, bias),
     )
     queries = (
         (
             ("query_down", row.query_down, query_rank, _OUTER, bias),
-            ("query_up", row.query_up, _LATENT_QUERIES, query_rank, False),
+            ("query_up", row.query_up, _LATENT_QUERIES, query_rank, never),
         )
         if narrow
-        else (("query", row.query, _LATENT_QUERIES, _OUTER, False),)
+        else (("query", row.query, _LATENT_QUERIES, _OUTER, never),)
     )
     for part, projection, rows, columns, declared in (*queries, *parts):
         yield from _projection(part, projection, prefix, rows, columns, bias=declared)
 
 
 def _projection(
-    part: str, projection: Projection, prefix: str, rows: Axis, columns: Axis, *, bias: bool, layout: str = "out_in"
+    part: str,
+    projection: Projection,
+    prefix: str,
+    rows: Axis,
+    columns: Axis,
+    *,
+    bias: Sourced[bool],
+    layout: str = "out_in",
 ) -> Iterator[Wanted]:
     transposed = layout == "in_out"
     axes = (columns, rows) if transposed else (rows, columns)
     place = _PLACE + part
     yield Wanted(place, "weight", prefix + projection.weight, axes, layout="in_out" if transposed else "out_in")
-    yield Wanted(place, "bias", prefix + projection.bias, (rows,), declared=bias)
+    yield Wanted(place, "bias", prefix + projection.bias, (rows,), declared=bias.value, denied_by=bias.source)

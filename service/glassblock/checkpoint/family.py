@@ -70,9 +70,13 @@ Role = Literal[
     "ffn_hidden",
     "attn_hidden",
     "embedding",
+    "experts_in",
+    "experts_out",
+    "dense_out",
 ]
 """Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer,
-on queries, on keys, on their compressed forms, in front of the projection back to the model's width, on embedding rows.
+on queries, on keys, on their compressed forms, in front of the projection back to the model's width, on embedding rows;
+where a dense network and a mixture run side by side, on what experts read and return, and on what the network returns.
 """
 
 
@@ -114,6 +118,7 @@ class FeedForwardRow:
         activation_tensors: Names of the tensors that a learned activation needs, by parameter, relative to the layer.
         gate_scale: Multiplies what the gate projection returns.
         down_scale: Multiplies what the network returns.
+        gate_sparsity: The share of the gate that is cut away, as `numerics.feed_forward.read_of_gate` does it.
     """
 
     down: Projection
@@ -132,6 +137,7 @@ class FeedForwardRow:
     activation_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     gate_scale: Setting[float] | None = None
     down_scale: Setting[float] | None = None
+    gate_sparsity: float = 0.0
 
     @property
     def gated(self) -> bool:
@@ -186,12 +192,13 @@ class NormRow:
     Attributes:
         role: Where it stands.
         template: Name of its tensors without `.weight` or `.bias`, relative to the layer (`final`: to the trunk).
+            With `{h}` in it every head has tensors of its own.
         kind: Its arithmetic, as `numerics.norms.NORM_KINDS` knows it.
         eps: Its epsilon.
         has_bias: Whether a bias is stored.
         width: Sizes whose product is its number of channels.
         has_gain: Whether a gain is stored.
-        per_head: Whether its gain is a matrix, one row for each of `width`'s first size.
+        per_head: Whether there is one norm for each of `width`'s first size: rows of one matrix, or tensors apart.
         gain_suffix: What follows the template in the gain's name.
         bias_suffix: What follows it in the bias's name.
     """
@@ -206,6 +213,11 @@ class NormRow:
     per_head: bool = False
     gain_suffix: str = ".weight"
     bias_suffix: str = ".bias"
+
+    @property
+    def apart(self) -> bool:
+        """Whether every head has tensors of its own."""
+        return "{h}" in self.template
 
     @property
     def gain(self) -> str:

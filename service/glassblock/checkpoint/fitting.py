@@ -106,6 +106,7 @@ class Wanted(NamedTuple):
         declared: Whether family and config say that it is there.
         optional: Whether it may be absent all the same.
         layout: How the family keeps a weight.
+        denied_by: Where it is not declared: who says that it is not there.
     """
 
     place: str
@@ -127,6 +128,7 @@ class Wanted(NamedTuple):
     declared: bool = True
     optional: bool = False
     layout: Literal["out_in", "in_out"] = "out_in"
+    denied_by: str = ""
 
 
 class Sizes:
@@ -170,6 +172,31 @@ def trunk_prefix(checkpoint: Checkpoint) -> str:
     if checkpoint.trunk is None:
         raise ValueError("the checkpoint has no trunk: look at family_fault first")
     return checkpoint.trunk.prefix
+
+
+def layer_prefix(checkpoint: Checkpoint, layer: int) -> str:
+    """What the names of a layer's tensors begin with."""
+    return trunk_prefix(checkpoint) + row_of(checkpoint).layer.format(i=layer)
+
+
+def look_up(
+    checkpoint: Checkpoint, wanted: tuple[Wanted, ...], sizes: Sizes, layer: int | None
+) -> tuple[dict[tuple[str, str], TensorEntry], tuple[LayerFault, ...]]:
+    """The entries found by place and kind, and what is wrong with them. A bias follows its weight in `wanted`."""
+    found: dict[tuple[str, str], TensorEntry] = {}
+    faults: list[LayerFault] = []
+    absent: set[str] = set()
+    for item in wanted:
+        entry = entry_for(checkpoint, item)
+        fault = fault_of(checkpoint, item, entry, sizes, layer)
+        # Where a weight is missing, its bias going with it is no second fault.
+        if fault is not None and not (entry is None and item.place in absent):
+            faults.append(fault)
+        if entry is None:
+            absent.add(item.place)
+        elif item.declared:
+            found[item.place, item.kind] = entry.entry if isinstance(entry, StorageFault) else entry
+    return found, tuple(faults)
 
 
 def entry_for(checkpoint: Checkpoint, item: Wanted) -> TensorEntry | StorageFault | None:

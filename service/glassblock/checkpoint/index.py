@@ -138,8 +138,8 @@ def read_index(path: Path, *, real: Path | None = None) -> Index:
     if refused:
         place = shown(str(weight_map[refused[0]]))
         message = (
-            f"{path.name} puts {names_in_words(refused)} into {place}, which is no plain file name in its directory; "
-            "it was not opened"
+            f"{path.name} puts {names_in_words(refused)} into {place}, which is no name of a "
+            "safetensors file beside it; it was not opened"
         )
         hint = "Name shards of the same directory only."
         faults.append(IndexFault("missing-shard", path, message, hint, tuple(refused)))

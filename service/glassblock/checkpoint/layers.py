@@ -49,7 +49,7 @@ from glassblock.numerics.activations import (
 )
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, norm_kind_named
-from glassblock.numerics.wiring import Wiring
+from glassblock.numerics.wiring import Placement, Wiring
 
 __all__ = [
     "EmbeddingRows",
@@ -155,17 +155,35 @@ def feed_forward_of(
         hidden_norm=None if hidden_norm is None else norm_of(checkpoint, hidden_norm, device, meter),
         gate_scale=_number(config, family, row.gate_scale),
         down_scale=_number(config, family, row.down_scale),
+        gate_sparsity=row.gate_sparsity,
     )
 
 
-def load_wiring(checkpoint: Checkpoint, layer: int, device: torch.device | str, meter: ReadMeter) -> Wiring:
+def load_wiring(
+    checkpoint: Checkpoint, layer: int, device: torch.device | str, meter: ReadMeter, *, expert: Expert = None
+) -> Wiring:
     """The norms of a layer's feed-forward block and how it joins the residual stream.
+
+    Of one expert alone, in a family whose blocks are not run here, no more than the norm of what it reads.
 
     Raises:
         InvalidValue, FamilyMismatch, DamagedCheckpoint, UnknownFamily: As `load_feed_forward`.
     """
-    runnable(checkpoint, layer)
-    return wiring_of(checkpoint, layer_tensors(checkpoint, layer), device, meter)
+    if expert is None:
+        runnable(checkpoint, layer)
+    tensors = layer_tensors(checkpoint, layer)
+    if expert is not None and tensors.network(expert).row.outer != "hidden":
+        raise FamilyMismatch(
+            f"layer {layer}: expert {expert} reads what a projection of the mixture makes, not the normed stream",
+            hint="An audit of the checkpoint works all the same.",
+        )
+    if tensors.row.not_run is None:
+        return wiring_of(checkpoint, tensors, device, meter)
+    norm = tensors.norms.get("experts_in") or tensors.norms.get("ffn_in")
+    if norm is None:
+        runnable(checkpoint, layer)
+        raise FamilyMismatch(f"the family {tensors.row.name} names no norm in front of its experts")
+    return Wiring(Placement.PRE, input_norm=norm_of(checkpoint, norm, device, meter))
 
 
 def wiring_of(
@@ -412,7 +430,9 @@ def out_in(weight: Tensor, layout: str) -> Tensor:
 def norm_of(checkpoint: Checkpoint, norm: NormTensors, device: torch.device | str, meter: ReadMeter) -> Norm:
     """A norm with its tensors, on one axis, and its epsilon."""
     row = checkpoint.require_usable()
-    gain = None if norm.gain is None else read_tensor(norm.gain, device, meter).flatten()
+    entries = norm.heads if norm.gain is None else (norm.gain,)
+    gains = [read_tensor(entry, device, meter).flatten() for entry in entries]
+    gain = torch.cat(gains) if len(gains) > 1 else next(iter(gains), None)
     bias = None if norm.bias is None else read_tensor(norm.bias, device, meter)
     eps = eps_of(checkpoint.config, row, norm.row.eps).value
     return Norm(norm_kind_named(norm.row.kind), gain, bias, eps)

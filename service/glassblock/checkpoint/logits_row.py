@@ -28,6 +28,7 @@ class LogitsRow:
         divided_by_size: A size that divides the divisor first, as MiniCPM has it: width over the base's width.
         softcap: cap of cap tanh(logit / cap); null for none.
         bias: Whether the head has a bias, under its name with `.bias` for `.weight`.
+        unit_rows: Whether each row of the head is scaled to unit length (Baichuan 2).
     """
 
     scale: Setting[float] = Setting((), 1.0)
@@ -35,3 +36,4 @@ class LogitsRow:
     divided_by_size: Size | None = None
     softcap: Setting[float | None] = Setting((), None)
     bias: Setting[bool] = Setting((), default=False)
+    unit_rows: bool = False

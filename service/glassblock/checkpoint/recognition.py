@@ -74,7 +74,7 @@ def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture 
     if model_type is not None and by_type is None:
         return unknown(
             f"config.json: model_type is {_quoted(model_type)}, which is no known family",
-            "If the model is built as a known family is, name that with --family.",
+            "If it is built as a known family is, name that with --family; else describe it with --family-file.",
         )
     if by_type and by_architecture and architecture not in by_type.architectures:
         return unknown(

@@ -83,7 +83,7 @@ class Roots:
                 hint="Links may point inside a root only.",
             )
         near = get_close_matches(name, self._names(NEAR_FOLDERS), n=3, cutoff=0.5)
-        hint = f"Near: {', '.join(near)}." if near else "Ask for the list of checkpoints."
+        hint = f"Near: {', '.join(near)}." if near else "GET /v1/checkpoints lists them."
         raise UnknownCheckpoint(f"there is no checkpoint {shown(name)}", field="checkpoint", hint=hint)
 
     def allows(self, real: Path) -> bool:

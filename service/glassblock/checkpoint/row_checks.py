@@ -60,7 +60,9 @@ def _check_norms(row: Architecture, groups: list[tuple[NormRow, ...]], field: st
             refuse(f"{where}.kind", f"is {said(norm.kind)}", "Use a known arithmetic.", known=tuple(NORM_KINDS))
         if norm.has_bias and not NORM_KINDS[norm.kind].bias:
             refuse(f"{where}.has_bias", f"is true, and {norm.kind} has no bias", "Choose another kind.")
-        _check_template(norm.template, f"{where}.template", needs=frozenset())
+        _check_template(norm.template, f"{where}.template", needs=frozenset({"h"} if norm.apart else ()))
+        if norm.apart and not norm.per_head:
+            refuse(f"{where}.per_head", "is false, and the template numbers heads", "Set it to true.")
         _check_sizes(row, norm.width, f"{where}.width")
     for role in _NORMS_OF[row.placement]:
         if not any(norm.role == role for group in groups for norm in group):
@@ -91,6 +93,8 @@ def _check_network(row: Architecture, network: FeedForwardRow, field: str, *, nu
                 projection.weight, f"{field}.{part}.weight", needs=frozenset({"j"} if numbered else ()), may=numbered
             )
     _check_sizes(row, (*(network.width or ()), network.outer), f"{field}.width")
+    if not 0.0 <= network.gate_sparsity < 1.0:
+        refuse(f"{field}.gate_sparsity", f"is {said(network.gate_sparsity)}", "Give a share from 0 and below 1.")
 
 
 def _check_sizes(row: Architecture, sizes: tuple[str, ...], field: str) -> None:
@@ -110,7 +114,7 @@ def _check_template(template: str, field: str, *, needs: frozenset[str], may: bo
         refuse(field, f"is {said(template)}, which has unpaired braces", "Write {i} for the layer's number.")
     missing = needs - fields
     if missing:
-        number = "layer" if "i" in missing else "expert"
+        number = {"i": "layer", "j": "expert", "h": "head"}[min(missing)]
         refuse(field, f"is {said(template)}, without {{{min(missing)}}}", f"Write it where the {number}'s number is.")
     if fields - needs - ({"j"} if may else set()):
         refuse(field, f"is {said(template)}, with braces that mean nothing here", "Write the name as it is stored.")

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES
@@ -42,6 +43,7 @@ def entering_states(
     *,
     dtype: torch.dtype | None = None,
     load: LayerLoader | None = None,
+    reached: tuple[int, Tensor] | None = None,
     byte_budget: int = DEFAULT_BYTE_BUDGET,
     watch: Watch = UNWATCHED,
 ) -> Float[Tensor, "*batch tokens d"]:
@@ -55,6 +57,7 @@ def entering_states(
         meter: Counts what is read.
         dtype: None computes in float32 at least; a given dtype runs every operation in it, as a model does.
         load: Gives the layers below.
+        reached: A layer no higher than this one, and what enters it of these sequences: begun there.
         byte_budget: About how many bytes the scores of attention may take.
         watch: Told and asked between layers.
 
@@ -75,8 +78,8 @@ def entering_states(
         whole_layer_tensors(checkpoint, below)
     load = load or (lambda number: load_layer(checkpoint, number, device, meter))
     positions = torch.arange(token_ids.shape[-1], device=device)
-    x = embedded(checkpoint, token_ids, device, meter, dtype=dtype)
-    for below in range(layer):
+    start, x = reached or (0, embedded(checkpoint, token_ids, device, meter, dtype=dtype))
+    for below in range(start, layer):
         watch.at(below, layer, f"layer {below}")
         x = _through(x, load(below), positions, dtype=dtype, byte_budget=byte_budget)
     return x
@@ -184,6 +187,8 @@ def logit_parts(
     bias = _head_bias(checkpoint, head)
     for start, part in _row_parts(head, HEAD_BYTES):
         rows = read_tensor(part, device, meter)
+        if family.logits.unit_rows:  # in the dtype of the computation, as the models do
+            rows = functional.normalize(rows.to(wide))
         own = None if bias is None else read_tensor(_rows(bias, start, start + part.shape[0]), device, meter)
         yield from logit_chunks(
             normed,

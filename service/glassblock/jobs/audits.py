@@ -1,4 +1,4 @@
-"""The audits of a service: asked for, worked on, answered for. Safe to call from any thread."""
+"""The jobs of a service, audits above all: asked for, worked on, answered for. Safe to call from any thread."""
 
 import shutil
 import tempfile
@@ -6,12 +6,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from glassblock.errors import GlassblockError, NotReady, StorageUnavailable
+from glassblock.errors import GlassblockError, NotReady, StorageUnavailable, UnknownAudit
 from glassblock.jobs import history, leases
 from glassblock.jobs.database import Database, open_database
-from glassblock.jobs.history import Asked, Stored
-from glassblock.jobs.worker import Observer, Rules, Worker
-from glassblock.operations.audits import Operation
+from glassblock.jobs.history import Asked, Stored, StoredAnswer
+from glassblock.jobs.worker import Observer, Rules, Run, Worker
 from glassblock.wire.audits import Audit, AuditEvent, AuditList, AuditQuery, JobState
 from glassblock.wire.problems import Problem, error_from_problem
 
@@ -23,7 +22,7 @@ class AuditJobs:
     """Starts audits and answers for them, once it is open.
 
     Args:
-        operation: runs one audit to its report, telling its progress and asking whether to stop.
+        run: does what jobs ask for, telling its progress and asking whether to stop.
         place: of the database: a folder or a URL (`open_database`). None: a folder that goes when this closes.
         status_of: HTTP status for an error, to write the problem of a failed job.
         observers: told what became of every job that was worked on here.
@@ -31,14 +30,14 @@ class AuditJobs:
 
     def __init__(
         self,
-        operation: Operation,
+        run: Run,
         *,
         place: str | Path | None = None,
         status_of: Callable[[GlassblockError], int],
         rules: Rules | None = None,
         observers: tuple[Observer, ...] = (),
     ) -> None:
-        self._operation = operation
+        self._run = run
         self._place = place
         self._status_of = status_of
         self._rules = rules or Rules()
@@ -58,9 +57,7 @@ class AuditJobs:
             place = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="glassblock-")))
         database = open_database(place, durable=self._place is not None)
         self._undo.callback(database.close)
-        worker = Worker(
-            database, self._operation, status_of=self._status_of, rules=self._rules, observers=self._observers
-        )
+        worker = Worker(database, self._run, status_of=self._status_of, rules=self._rules, observers=self._observers)
         worker.start()
         self._undo.callback(worker.close)
         self._open = database, worker
@@ -71,14 +68,15 @@ class AuditJobs:
         self._open = None
 
     def start(self, asked: Asked) -> Audit:
-        """Queue an audit, or find the one that its idempotency key has queued.
+        """Queue a job, or find the one that its idempotency key has queued.
 
         Raises:
-            NoRoom: too many are waiting.
+            NoRoom: too many are waiting, or their tensors leave no room.
+            TooLarge: its tensors cannot be kept.
             InvalidValue: the key belongs to another request.
             StorageUnavailable: it cannot be written down now.
         """
-        audit = history.enqueue(self._database, asked, waiting=self._rules.waiting)
+        audit = history.enqueue(self._database, asked, waiting=self._rules.waiting, budget=self._rules.held_bytes)
         self._worker.wake()
         return audit
 
@@ -106,16 +104,29 @@ class AuditJobs:
         """The report of an audit.
 
         Raises:
-            UnknownAudit: no such audit.
+            UnknownAudit: no such audit; another operation has an answer, and no report.
             NotReady: it has not ended, or was cancelled.
             GlassblockError: what it failed with.
         """
         audit, report = history.stored(self._database, audit_id)
-        if audit.problem is not None:
-            raise error_from_problem(Problem.model_validate(audit.problem))
+        if audit.operation != Asked.operation:
+            raise UnknownAudit(f"{audit_id} is no audit: it is {audit.operation}", hint="see its /answer")
         if report is None:
-            raise NotReady(f"audit {audit_id} is {audit.state}", hint="ask again when its state is 'succeeded'")
+            raise _why_nothing(audit)
         return report
+
+    def answer(self, audit_id: str) -> StoredAnswer:
+        """What a job ended with, as its endpoint would have sent it.
+
+        Raises:
+            UnknownAudit: no such job; or its answer has made room for later ones.
+            NotReady: it has not ended, or was cancelled.
+            GlassblockError: what it failed with.
+        """
+        audit, answer = history.answered(self._database, audit_id)
+        if answer is None:
+            raise _why_nothing(audit)
+        return answer
 
     def cancel(self, audit_id: str) -> Audit:
         """Stop an audit that has not ended; one that has stays as it is.
@@ -165,3 +176,13 @@ class AuditJobs:
         if self._open is None:
             raise StorageUnavailable("the service is not started, or stops", hint="try again", retry_after=5)
         return self._open
+
+
+def _why_nothing(audit: Audit) -> GlassblockError:
+    if audit.problem is not None:
+        return error_from_problem(Problem.model_validate(audit.problem))
+    if audit.state == "succeeded":
+        return UnknownAudit(
+            f"the answer of {audit.id} has made room for later ones", hint="ask again, or raise GLASSBLOCK_JOBS_MIB"
+        )
+    return NotReady(f"audit {audit.id} is {audit.state}", hint="ask again when its state is 'succeeded'")

@@ -43,7 +43,9 @@ class Database:
 
     def __init__(self, url: URL, *, durable: bool) -> None:
         sqlite = url.get_backend_name() == "sqlite"
-        arguments: dict[str, Any] = {"timeout": BUSY_SECONDS} if sqlite else {"connect_timeout": int(BUSY_SECONDS)}
+        # Text comes as text, also out of a database that was made without an encoding.
+        told = {"connect_timeout": int(BUSY_SECONDS), "client_encoding": "utf8"}
+        arguments: dict[str, Any] = {"timeout": BUSY_SECONDS} if sqlite else told
         self.name = url.get_backend_name()
         self._engine = create_engine(
             url, pool_size=POOL, max_overflow=0, pool_timeout=BUSY_SECONDS, pool_pre_ping=not sqlite,

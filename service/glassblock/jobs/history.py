@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,10 +14,12 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from glassblock.errors import InvalidValue, NoRoom, UnknownAudit
+from glassblock.jobs import pieces
 from glassblock.jobs.database import Database
-from glassblock.jobs.leases import note, storable
-from glassblock.jobs.tables import AUDITS, EVENTS, REPORTS
-from glassblock.wire.audits import ENDED, Audit, AuditEvent, AuditList, AuditQuery, AuditRequest, Progress, Report
+from glassblock.jobs.leases import Form, note, storable
+from glassblock.jobs.tables import ANSWERS, AUDITS, EVENTS, REPORTS
+from glassblock.wire.audits import ENDED, Audit, AuditEvent, AuditList, AuditQuery, Finding, Progress, Report
+from glassblock.wire.values import Request
 
 KEY_BYTES = 255
 """Longest idempotency key."""
@@ -29,15 +32,21 @@ _BRIEF = [column for column in AUDITS.c if column is not AUDITS.c.request]
 
 @dataclass(frozen=True)
 class Asked:
-    """One request for an audit.
+    """One request for an audit, or for another operation as a job.
 
     Attributes:
+        operation: as its endpoint is called.
+        tensors: posted beside it, as one safetensors body; empty where none were.
+        form: of the answer.
         caller: who asks: the name of a key, or empty without keys.
         key: of the caller's choosing; the same key with the same request is the same job.
         request_id: of the HTTP request, for the log.
     """
 
-    request: AuditRequest
+    request: Request
+    operation: str = "start_audit"
+    tensors: Sequence[bytes | memoryview] = ()
+    form: Form = "json"
     caller: str = ""
     key: str | None = None
     request_id: str = ""
@@ -51,25 +60,41 @@ class Stored:
     digest: str
 
 
-def enqueue(database: Database, asked: Asked, *, waiting: int) -> Audit:
+@dataclass(frozen=True)
+class StoredAnswer:
+    """The answer of another operation as it was stored. `digest` is the SHA-256 of its body."""
+
+    media_type: str
+    chunks: Sequence[bytes]
+    digest: str
+
+
+def enqueue(database: Database, asked: Asked, *, waiting: int, budget: int = 1 << 31) -> Audit:
     """Put a job into the queue; or find the one that the same key has put there.
+
+    Args:
+        waiting: jobs that may wait.
+        budget: bytes that posted tensors and answers may take.
 
     Raises:
         InvalidValue: the key is too long, or belongs to another request.
-        NoRoom: `waiting` jobs wait already.
+        NoRoom: `waiting` jobs wait already, or their tensors leave no room for these.
+        TooLarge: the tensors are over the budget.
     """
     if asked.key is not None and not (0 < len(asked.key) <= KEY_BYTES and asked.key.isascii()):
         raise InvalidValue(
             f"an idempotency key has 1 to {KEY_BYTES} ASCII characters", field="Idempotency-Key", hint="take a UUID"
         )
-    message = asked.request.model_dump()
-    text = json.dumps(message)  # keeps NaN, the order of fields, and what is no Unicode, as they came
-    digest = hashlib.sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
+    # What was said and no more: some values are refused only where they were said.
+    text = json.dumps(asked.request.model_dump(exclude_unset=True))  # keeps NaN and what is no Unicode, as they came
+    digest = _digest(asked)
     try:
         with database.writing() as connection:
             known = None if asked.key is None else _by_key(connection, asked)
             if known is None:
-                return _inserted(connection, asked, text, digest, waiting)
+                row = _inserted(connection, asked, text, digest, waiting)
+                pieces.keep(connection, row.number, "request", asked.tensors, budget=budget)
+                return _told(row)
     except IntegrityError:  # another service was asked the same at the same moment
         with database.reading() as connection:
             known = _by_key(connection, asked)
@@ -93,7 +118,26 @@ def get(database: Database, audit_id: str) -> Audit:
     with database.reading() as connection:
         row = _find(connection, audit_id)
         report = connection.execute(select(REPORTS).where(REPORTS.c.audit == row.number)).first()
-    return _told(row, None if report is None else _unpacked(report.packed))
+        findings = () if report is not None or row.state == "queued" else _findings(connection, row.number)
+    return _told(row, None if report is None else _unpacked(report.packed), findings)
+
+
+def answered(database: Database, audit_id: str) -> tuple[Audit, StoredAnswer | None]:
+    """A job, and the answer it ended with; None where it has none.
+
+    Raises:
+        UnknownAudit: no such job.
+    """
+    with database.reading() as connection:
+        row = _find(connection, audit_id)
+        found = connection.execute(select(ANSWERS).where(ANSWERS.c.audit == row.number)).first()
+        if found is not None:
+            chunks = pieces.read(connection, row.number, "answer")
+            return _told(row), StoredAnswer(found.media_type, chunks, found.digest)
+        report = connection.execute(select(REPORTS).where(REPORTS.c.audit == row.number)).first()
+    if report is None:
+        return _told(row), None
+    return _told(row), StoredAnswer("application/json", [zlib.decompress(report.packed)], report.digest)
 
 
 def stored(database: Database, audit_id: str) -> tuple[Audit, Stored | None]:
@@ -113,6 +157,8 @@ def listed(database: Database, query: AuditQuery) -> AuditList:
     statement = select(*_BRIEF).order_by(AUDITS.c.number.desc()).limit(query.limit + 1)
     if query.state is not None:
         statement = statement.where(AUDITS.c.state == query.state)
+    if query.operation is not None:
+        statement = statement.where(AUDITS.c.operation == storable(query.operation))
     if query.checkpoint is not None:
         statement = statement.where(AUDITS.c.checkpoint == storable(query.checkpoint))
     if query.since is not None:
@@ -146,6 +192,7 @@ def events(database: Database, audit_id: str, *, after: int, limit: int = 500) -
             at=datetime.fromtimestamp(event.at, UTC),
             state=event.state,
             progress=Progress(done=event.done, total=event.total, message=event.message),
+            finding=None if event.finding is None else Finding.model_validate_json(event.finding),
             attempts=event.attempts,
         )
         for event in rows
@@ -168,6 +215,7 @@ def cancel(database: Database, audit_id: str) -> Audit:
         ).first()
         if row is None:
             return _told(_find(connection, audit_id))
+        pieces.drop(connection, (row.number,), "request")
         note(connection, row, kind="state")
     return _told(row)
 
@@ -196,6 +244,7 @@ def forget(database: Database, *, keep: int, seconds: float) -> int:
             too_many = AUDITS.c.number <= (-1 if newest is None else newest)
             too_old = AUDITS.c.ended < time.time() - seconds
             numbers = connection.execute(ended.where(too_many | too_old).limit(BATCH)).scalars().all()
+            pieces.drop(connection, numbers, "request", "answer")
             for table, column in ((REPORTS, REPORTS.c.audit), (EVENTS, EVENTS.c.audit), (AUDITS, AUDITS.c.number)):
                 connection.execute(delete(table).where(column.in_(numbers)))
         forgotten += len(numbers)
@@ -203,7 +252,17 @@ def forget(database: Database, *, keep: int, seconds: float) -> int:
             return forgotten
 
 
-def _inserted(connection: Connection, asked: Asked, text: str, digest: str, waiting: int) -> Audit:
+def _digest(asked: Asked) -> str:
+    """Of all that was asked; two requests with one key must agree in it."""
+    digest = hashlib.sha256(json.dumps(asked.request.model_dump(), sort_keys=True).encode())
+    if asked.operation != Asked.operation or asked.form != Asked.form:  # an audit's is as it always was
+        digest.update(f"{asked.operation} {asked.form}".encode())
+    for chunk in asked.tensors:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _inserted(connection: Connection, asked: Asked, text: str, digest: str, waiting: int) -> Any:
     queued = connection.execute(select(func.count()).where(AUDITS.c.state == "queued")).scalar_one()
     if queued >= waiting:
         raise NoRoom(f"{queued} audits are waiting", hint="try again later", retry_after=30)
@@ -211,7 +270,9 @@ def _inserted(connection: Connection, asked: Asked, text: str, digest: str, wait
         insert(AUDITS)
         .values(
             id=uuid.uuid4().hex,
-            checkpoint=storable(asked.request.checkpoint),
+            operation=asked.operation,
+            form=asked.form,
+            checkpoint=storable(getattr(asked.request, "checkpoint", None) or ""),
             request=text,
             state="queued",
             done=0,
@@ -229,7 +290,7 @@ def _inserted(connection: Connection, asked: Asked, text: str, digest: str, wait
         .returning(*AUDITS.c)
     ).one()
     note(connection, row, kind="state")
-    return _told(row)
+    return row
 
 
 def _by_key(connection: Connection, asked: Asked) -> Any:
@@ -245,16 +306,28 @@ def _find(connection: Connection, audit_id: str) -> Any:
     return row
 
 
+def _findings(connection: Connection, number: int) -> tuple[Finding, ...]:
+    """What the last attempt has found so far."""
+    ours = select(EVENTS.c.finding).where(EVENTS.c.audit == number, EVENTS.c.kind == "finding")
+    began = select(func.max(EVENTS.c.id)).where(
+        EVENTS.c.audit == number, EVENTS.c.kind == "state", EVENTS.c.state == "running"
+    )
+    rows = connection.execute(ours.where(EVENTS.c.id > began.scalar_subquery()).order_by(EVENTS.c.id)).scalars()
+    return tuple(Finding.model_validate_json(finding) for finding in rows)
+
+
 def _unpacked(packed: bytes) -> Report:
     return Report.model_validate_json(zlib.decompress(packed))
 
 
-def _told(row: Any, report: Report | None = None) -> Audit:
+def _told(row: Any, report: Report | None = None, findings: tuple[Finding, ...] = ()) -> Audit:
     return Audit(
         id=row.id,
+        operation=row.operation,
         state=row.state,
         checkpoint=row.checkpoint,
         progress=Progress(done=row.done, total=row.total, message=row.message),
+        findings=findings,
         report=report,
         problem=None if row.problem is None else json.loads(row.problem),
         created=_moment(row.created),

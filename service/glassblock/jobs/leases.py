@@ -13,16 +13,21 @@ import hashlib
 import json
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.sql import ColumnElement
 
+from glassblock.jobs import pieces
 from glassblock.jobs.database import Database
-from glassblock.jobs.tables import AUDITS, EVENTS, REPORTS
-from glassblock.wire.audits import AuditRequest, JobState, Progress, Report
+from glassblock.jobs.tables import ANSWERS, AUDITS, EVENTS, REPORTS
+from glassblock.wire.audits import Finding, JobState, Progress, Report
 from glassblock.wire.problems import Problem
+
+Form = Literal["json", "tensors"]
+"""How an answer is sent: JSON, or one safetensors body."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +37,29 @@ class Lease:
     Attributes:
         number: of the job.
         token: which taking of the job this is.
+        operation: as its endpoint is called.
+        form: of the answer.
+        message: what was asked, as JSON.
+        checkpoint: that it names; empty where it names none.
         request_id: of the HTTP request that asked for it, for the log.
     """
 
     number: int
     token: int
     id: str
-    request: AuditRequest
+    operation: str
+    form: Form
+    message: str
+    checkpoint: str
     request_id: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """The answer of an operation, as it is sent."""
+
+    media_type: str
+    chunks: Sequence[bytes | memoryview]
 
 
 @dataclass(frozen=True)
@@ -81,12 +101,22 @@ def take(database: Database) -> Lease | None:
         if row is None:
             return None
         note(connection, row, kind="state")
-    request = AuditRequest.model_validate(json.loads(row.request))
-    return Lease(row.number, row.token, row.id, request, row.request_id)
+    return Lease(row.number, row.token, row.id, row.operation, row.form, row.request, row.checkpoint, row.request_id)
 
 
-def beat(database: Database, lease: Lease, progress: Progress | None) -> bool:
-    """Show that the holder lives, and how far it has come where that is new. False: the lease is lost."""
+def posted(database: Database, lease: Lease) -> memoryview:
+    """The tensors that came with the request, as one safetensors body; empty where none did."""
+    with database.reading() as connection:
+        found = pieces.read(connection, lease.number, "request")
+    return memoryview(bytearray().join(found))  # writable: no tensor may lie in memory that is not
+
+
+def beat(database: Database, lease: Lease, progress: Progress | None, findings: Sequence[Finding] = ()) -> bool:
+    """Show that the holder lives, and how far it has come and what it has found where that is new.
+
+    Returns:
+        False: the lease is lost, and nothing was written.
+    """
     changed: dict[str, Any] = {"beat": AUDITS.c.beat + 1}
     if progress is not None:
         changed |= {"done": progress.done, "total": progress.total, "message": storable(progress.message)}
@@ -94,20 +124,42 @@ def beat(database: Database, lease: Lease, progress: Progress | None) -> bool:
         row = _change(connection, lease, changed)
         if row is not None and progress is not None:
             note(connection, row, kind="progress")
+        for finding in findings if row is not None else ():
+            note(connection, row, kind="finding", finding=finding)
     return row is not None
 
 
-def finish(database: Database, lease: Lease, report: Report) -> bool:
-    """Store a report and end the job well. False: the lease is lost, and nothing was stored."""
-    text = report.model_dump_json().encode()
-    stored = {"audit": lease.number, "digest": hashlib.sha256(text).hexdigest(), "packed": zlib.compress(text)}
+def finish(database: Database, lease: Lease, made: Report | Made, *, budget: int = 1 << 31) -> bool:
+    """Store what came of a job and end it well. False: the lease is lost, and nothing was stored.
+
+    Args:
+        made: a report, or the answer of another operation.
+        budget: bytes that answers and posted tensors may take.
+
+    Raises:
+        TooLarge, NoRoom: the answer cannot be kept.
+    """
     with database.writing() as connection:
         # The whole of it is done; what the last beat said was a moment before.
         row = _change(connection, lease, _ended("succeeded") | {"done": AUDITS.c.total, "message": ""})
         if row is not None:
-            connection.execute(insert(REPORTS).values(stored))
+            pieces.drop(connection, (lease.number,), "request")
+            _store(connection, lease.number, made, budget)
             note(connection, row, kind="state")
     return row is not None
+
+
+def _store(connection: Connection, number: int, made: Report | Made, budget: int) -> None:
+    if isinstance(made, Report):
+        text = made.model_dump_json().encode()
+        stored = {"audit": number, "digest": hashlib.sha256(text).hexdigest(), "packed": zlib.compress(text)}
+        connection.execute(insert(REPORTS).values(stored))
+        return
+    digest = hashlib.sha256()
+    for chunk in made.chunks:
+        digest.update(chunk)
+    pieces.keep(connection, number, "answer", made.chunks, budget=budget)
+    connection.execute(insert(ANSWERS).values(audit=number, digest=digest.hexdigest(), media_type=made.media_type))
 
 
 def fail(database: Database, lease: Lease, problem: Problem) -> bool:
@@ -115,6 +167,7 @@ def fail(database: Database, lease: Lease, problem: Problem) -> bool:
     with database.writing() as connection:
         row = _change(connection, lease, _ended("failed") | {"problem": dump(problem)})
         if row is not None:
+            pieces.drop(connection, (lease.number,), "request")
             note(connection, row, kind="state")
     return row is not None
 
@@ -152,11 +205,13 @@ def take_back(database: Database, seen: Held, *, attempts: int, problem: Problem
         row = _change_where(connection, and_(_is(seen.number, seen.token), AUDITS.c.beat == seen.beat), changed)
         if row is None:
             return None
+        if spent:
+            pieces.drop(connection, (seen.number,), "request")
         note(connection, row, kind="state")
     return "failed" if spent else "queued"
 
 
-def note(connection: Connection, row: Any, *, kind: str) -> None:
+def note(connection: Connection, row: Any, *, kind: str, finding: Finding | None = None) -> None:
     """Write down what has just become of a job: in the transaction that changed its row, so that ids come in order."""
     connection.execute(
         insert(EVENTS).values(
@@ -168,6 +223,7 @@ def note(connection: Connection, row: Any, *, kind: str) -> None:
             total=row.total,
             message=row.message,
             attempts=row.attempts,
+            finding=None if finding is None else storable(finding.model_dump_json()),
         )
     )
 

@@ -28,6 +28,8 @@ AUDITS = Table(
     METADATA,
     Column("number", Number, primary_key=True, autoincrement=True),  # order of arrival
     Column("id", String(32), nullable=False, unique=True),
+    Column("operation", String(64), nullable=False, server_default="start_audit"),
+    Column("form", String(16), nullable=False, server_default="json"),  # of the answer: json or tensors
     Column("checkpoint", Text, nullable=False),
     Column("request", Text, nullable=False),
     Column("state", String(16), nullable=False),
@@ -59,6 +61,26 @@ REPORTS = Table(
     Column("packed", LargeBinary, nullable=False),  # that JSON, by zlib
 )
 
+ANSWERS = Table(
+    "answers",
+    METADATA,
+    Column("audit", Number, ForeignKey("audits.number"), primary_key=True, autoincrement=False),
+    Column("digest", String(64), nullable=False),  # SHA-256 of the body
+    Column("media_type", String(64), nullable=False),
+)
+
+PIECES = Table(
+    "pieces",
+    METADATA,
+    Column("number", Number, primary_key=True, autoincrement=True),
+    Column("audit", Number, ForeignKey("audits.number"), nullable=False),
+    Column("side", String(8), nullable=False),  # of the request's tensors, or of the answer
+    Column("bytes", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Index("pieces_by_audit", "audit", "side", "number"),
+    sqlite_autoincrement=True,
+)
+
 EVENTS = Table(
     "events",
     METADATA,
@@ -71,6 +93,7 @@ EVENTS = Table(
     Column("total", BigInteger, nullable=False),
     Column("message", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
+    Column("finding", Text),  # JSON
     Index("events_by_audit", "audit", "id"),
     sqlite_autoincrement=True,
 )

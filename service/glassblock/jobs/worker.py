@@ -5,22 +5,39 @@ keep     shows that the holder lives, tells its progress, sees that it lost its 
          workers that no longer live; forgets old jobs
 """
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from glassblock.errors import GlassblockError, InternalFault, StorageUnavailable, TooLarge
+from pydantic import ValidationError
+
+import glassblock
+from glassblock.errors import GlassblockError, InternalFault, InvalidValue, NoRoom, StorageUnavailable, TooLarge
 from glassblock.jobs import history, leases
 from glassblock.jobs.database import Database
-from glassblock.jobs.leases import Held, Lease
-from glassblock.operations.audits import AuditStopped, Operation
-from glassblock.wire.audits import JobState, Progress, Report
+from glassblock.jobs.leases import Held, Lease, Made
+from glassblock.numerics.watching import ComputationCancelled
+from glassblock.operations.audits import AuditStopped
+from glassblock.operations.reply import Reply
+from glassblock.operations.works import Follower
+from glassblock.wire import framing
+from glassblock.wire.audits import Finding, JobState, Progress, Report
+from glassblock.wire.endpoints import ENDPOINTS
+from glassblock.wire.framing import WireTensor
 from glassblock.wire.problems import Problem, problem_from_error
+from glassblock.wire.values import Request
 
 log = logging.getLogger(__name__)
+
+MOST_FOUND = 1000
+"""Findings that are told while an audit runs; the report has all of them."""
+
+ROOM_SECONDS = 1.0
+"""Between two looks for room on the device."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,7 @@ class Rules:
         keep_seconds: and for how long.
         forget_seconds: between two looks for jobs to forget.
         waiting: jobs that may wait; one more is told to come back.
+        held_bytes: what posted tensors and answers may take in the database.
     """
 
     lease_seconds: float = 15.0
@@ -50,6 +68,17 @@ class Rules:
     keep_seconds: float = 30 * 24 * 3600.0
     forget_seconds: float = 3600.0
     waiting: int = 64
+    held_bytes: int = 2 << 30
+
+
+class Run(Protocol):
+    """Does what a job asks for."""
+
+    def __call__(
+        self, operation: str, request: Request, tensors: Mapping[str, WireTensor], follower: Follower
+    ) -> Reply[Any]:
+        """The reply of one operation; `follower` is told how it goes, and asked whether to stop."""
+        ...
 
 
 class Observer(Protocol):
@@ -62,13 +91,22 @@ class Observer(Protocol):
 
 @dataclass
 class _Run:
-    """The job under way. `lost` is set when its lease is; `progress` is the newest, `told` the newest written down."""
+    """The job under way.
+
+    Attributes:
+        lost: set when its lease is.
+        progress: the newest; `told` is the newest written down.
+        found: findings so far; `noted` of them are written down.
+    """
 
     lease: Lease
     since: float = field(default_factory=time.monotonic)
     lost: threading.Event = field(default_factory=threading.Event)
     progress: Progress | None = None
     told: Progress | None = None
+    found: list[Finding] = field(default_factory=list[Finding])
+    noted: int = 0
+    beating: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Watch:
@@ -90,21 +128,21 @@ class Worker:
     """Two threads over one database. `start` once, `close` once.
 
     Args:
-        operation: runs one audit to its report.
+        run: does what jobs ask for.
         status_of: HTTP status for an error, to write the problem of a failed job.
     """
 
     def __init__(
         self,
         database: Database,
-        operation: Operation,
+        run: Run,
         *,
         status_of: Callable[[GlassblockError], int],
         rules: Rules,
         observers: tuple[Observer, ...],
     ) -> None:
         self._database = database
-        self._operation = operation
+        self._do = run
         self._status_of = status_of
         self._rules = rules
         self._observers = observers
@@ -170,42 +208,76 @@ class Worker:
             report, error = self._outcome(run)
             self._conclude(run, report, error)
         except Exception:  # without a sign of life the lease lapses: the job is taken up again, or failed
-            log.exception("what became of an audit cannot be stored", extra=_ids(run.lease))
+            log.exception("what became of a job cannot be stored", extra=_ids(run.lease))
         finally:
             self._run = None
 
-    def _outcome(self, run: _Run) -> tuple[Report | None, GlassblockError | None]:
-        """The report, or the error; neither where it was stopped."""
+    def _outcome(self, run: _Run) -> tuple[Report | Made | None, GlassblockError | None]:
+        """What came of it, or the error; neither where it was stopped."""
 
         def progress(done: int, total: int, message: str) -> None:
             run.progress = Progress(done=done, total=total, message=message)
 
+        def found(finding: Finding) -> None:
+            if len(run.found) < MOST_FOUND:
+                run.found.append(finding)
+
+        follower = Follower(progress, lambda: self._must_stop(run), found)
         try:
-            return self._operation(run.lease.request, progress=progress, cancelled=lambda: self._must_stop(run)), None
-        except AuditStopped:
+            return self._made(run.lease, follower), None
+        except (AuditStopped, ComputationCancelled):
             return None, self._too_long() if self._is_over(run) else None
         except GlassblockError as error:
             return None, error
         except Exception:
-            log.exception("an audit failed", extra=_ids(run.lease))
-            return None, InternalFault("the audit failed on this checkpoint", hint="the service's log has the details")
+            log.exception("a job failed", extra=_ids(run.lease))
+            return None, InternalFault("the job failed on this request", hint="the service's log has the details")
 
-    def _conclude(self, run: _Run, report: Report | None, error: GlassblockError | None) -> None:
+    def _made(self, lease: Lease, follower: Follower) -> Report | Made:
+        request, tensors = asked_for(self._database, lease)
+        while True:
+            try:
+                reply = self._do(lease.operation, request, tensors, follower)
+            except NoRoom as error:  # nobody waits for it: it has time until there is
+                follower.progress(0, 0, error.message)
+                self._stopping.wait(min(ROOM_SECONDS, error.retry_after or ROOM_SECONDS))
+                if follower.cancelled():
+                    raise AuditStopped from None
+            else:
+                return reply.answer if isinstance(reply.answer, Report) else Made(*reply.body(lease.form))
+
+    def _conclude(self, run: _Run, made: Report | Made | None, error: GlassblockError | None) -> None:
+        self._tell(run)
         lease = run.lease
         state: JobState
         if run.lost.is_set():
             return  # somebody cancelled it, or works on it by now
-        if report is not None:
-            state, store = "succeeded", lambda: leases.finish(self._database, lease, report)
+        if made is not None:
+            budget = self._rules.held_bytes
+            state, store = "succeeded", lambda: leases.finish(self._database, lease, made, budget=budget)
         elif error is not None:
             problem = problem_from_error(error, self._status_of(error))
             state, store = "failed", lambda: leases.fail(self._database, lease, problem)
         else:
             state, store = "queued", lambda: leases.hand_back(self._database, lease)
-        if self._stored(store, state, lease):
-            log.info("an audit is %s", state, extra=_ids(lease))
+        try:
+            stored = self._stored(store, state, lease)
+        except (TooLarge, NoRoom) as unkept:  # the answer
+            self._conclude(run, None, unkept)
+            return
+        if stored:
+            log.info("a job is %s", state, extra=_ids(lease))
+            report = made if isinstance(made, Report) else None
             for observer in self._observers:
                 observer(lease, state, seconds=time.monotonic() - run.since, report=report)
+
+    def _tell(self, run: _Run) -> None:
+        """Write down what was found since the last beat, before the end is."""
+        if len(run.found) > run.noted:
+            try:
+                self._beat()
+            except StorageUnavailable as error:
+                log.warning("findings cannot be written down, the report will have them: %s", error)
 
     def _stored(self, store: Callable[[], bool], what: str, lease: Lease) -> bool:
         """Store what came of a job; where that cannot be done now, again and again while the lease is held."""
@@ -214,13 +286,13 @@ class Worker:
             try:
                 stored = store()
             except StorageUnavailable as error:
-                log.warning("an audit is %s, which cannot be stored yet: %s", what, error, extra=_ids(lease))
+                log.warning("a job is %s, which cannot be stored yet: %s", what, error, extra=_ids(lease))
                 if self._stopping.is_set() and time.monotonic() > patience:
                     return False  # the lease will lapse, and another worker takes the job up
                 time.sleep(min(1.0, self._rules.idle_seconds))
             else:
                 if not stored:
-                    log.warning("an audit is %s, which came too late: the lease was lost", what, extra=_ids(lease))
+                    log.warning("a job is %s, which came too late: the lease was lost", what, extra=_ids(lease))
                 return stored
 
     def _must_stop(self, run: _Run) -> bool:
@@ -231,8 +303,8 @@ class Worker:
 
     def _too_long(self) -> TooLarge:
         return TooLarge(
-            f"the audit took longer than the limit of {self._rules.limit_seconds:g} s",
-            hint="ask for fewer rules, or raise GLASSBLOCK_AUDIT_HOURS",
+            f"the job took longer than the limit of {self._rules.limit_seconds:g} s",
+            hint="ask for less, or raise GLASSBLOCK_AUDIT_HOURS",
         )
 
     # The second thread.
@@ -253,23 +325,25 @@ class Worker:
         run = self._run
         if run is None or run.lost.is_set():
             return
-        progress = run.progress
-        new = progress if progress != run.told else None
-        if leases.beat(self._database, run.lease, new):
-            run.told = progress
-        elif self._run is run:
-            run.lost.set()
+        with run.beating:
+            progress, findings = run.progress, run.found[run.noted :]
+            new = progress if progress != run.told else None
+            if leases.beat(self._database, run.lease, new, findings):
+                run.told = progress
+                run.noted += len(findings)
+            elif self._run is run:
+                run.lost.set()
 
     def _take_back(self) -> None:
         for seen in self._watch.still(leases.held(self._database)):
             error = InternalFault(
-                f"the audit was taken up {seen.attempts} times, and every time its worker died",
+                f"the job was taken up {seen.attempts} times, and every time its worker died",
                 hint="the service's log may say of what: memory, most often",
             )
             problem: Problem = problem_from_error(error, self._status_of(error))
             state = leases.take_back(self._database, seen, attempts=self._rules.attempts, problem=problem)
             if state is not None:
-                log.warning("an audit's worker showed no life for %g s: it is %s", self._rules.lease_seconds, state)
+                log.warning("a job's worker showed no life for %g s: it is %s", self._rules.lease_seconds, state)
                 self._wake.set()
 
     def _forget(self) -> None:
@@ -278,6 +352,34 @@ class Worker:
             history.forget(self._database, keep=self._rules.keep, seconds=self._rules.keep_seconds)
 
 
+def asked_for(database: Database, lease: Lease) -> tuple[Request, dict[str, WireTensor]]:
+    """The message of a job, and the tensors that came with it.
+
+    Raises:
+        InvalidValue: this service does not know it: a newer one has queued it.
+    """
+    endpoint = _ENDPOINTS.get(lease.operation)
+    try:
+        request = None if endpoint is None else endpoint.request.model_validate(json.loads(lease.message))
+    except ValidationError:
+        request = None
+    if request is None:
+        raise InvalidValue(
+            f"the request for {lease.operation} is not read by glassblock {glassblock.__version__}",
+            hint="services that share a database must be of one version",
+        )
+    body = leases.posted(database, lease)
+    return request, framing.unframe("request", body)[1] if body else {}
+
+
+_ENDPOINTS = {endpoint.name: endpoint for endpoint in ENDPOINTS}
+
+
 def _ids(lease: Lease) -> dict[str, str]:
     """What every line about a job carries."""
-    return {"audit": lease.id, "request_id": lease.request_id, "checkpoint": lease.request.checkpoint}
+    return {
+        "audit": lease.id,
+        "request_id": lease.request_id,
+        "operation": lease.operation,
+        "checkpoint": lease.checkpoint,
+    }

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
-from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.feed_forward import FeedForward, read_of_gate
 from glassblock.numerics.linear import apply_linear, widest_dtype
 from glassblock.numerics.wiring import Placement, Wiring
 
@@ -192,8 +192,7 @@ def _run_feed_forward(n: Tensor, feed_forward: FeedForward) -> Iterator[tuple[st
         yield "gate", gate
         up = apply_linear(n, feed_forward.up, feed_forward.up_bias)
         yield "up", up
-        scaled = gate if feed_forward.gate_scale == 1.0 else gate * feed_forward.gate_scale
-        activated, hidden = feed_forward.gating.combine(scaled, up, feed_forward.activation)
+        activated, hidden = feed_forward.gating.combine(read_of_gate(gate, feed_forward), up, feed_forward.activation)
         yield "activated", activated
     hidden = hidden if feed_forward.hidden_norm is None else feed_forward.hidden_norm.to(hidden.dtype)(hidden)
     yield "hidden", hidden

@@ -3,8 +3,11 @@
 Gated: down @ (a(gate @ n) * (up @ n)), as the `gating` combines them. Plain: down @ a(up @ n), with no gate.
 """
 
+import math
 from dataclasses import dataclass, replace
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
@@ -30,9 +33,10 @@ class FeedForward:
         hidden_norm: A norm of what `down` reads (BitNet); None in nearly every family.
         gate_scale: Multiplies what the gate projection returns, before the activation (Falcon-H1).
         down_scale: Multiplies what the network returns (Falcon-H1).
+        gate_sparsity: The share of the gate that is cut away in front of the activation; see `read_of_gate`.
 
     Raises:
-        InvalidValue: A shape does not fit the others, or a plain network has a gate bias.
+        InvalidValue: A shape does not fit the others, or a plain network has a gate bias, or no such share is one.
     """
 
     gate: Tensor | None
@@ -46,8 +50,15 @@ class FeedForward:
     hidden_norm: Norm | None = None
     gate_scale: float = 1.0
     down_scale: float = 1.0
+    gate_sparsity: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.gate_sparsity < 1.0:
+            raise InvalidValue(
+                f"the share {self.gate_sparsity:g} of a gate cannot be cut away",
+                hint="Give a number from 0 and below 1.",
+                field="gate_sparsity",
+            )
         if self.up.ndim != 2 or self.up.numel() == 0:
             raise InvalidValue(
                 f"up has shape {list(self.up.shape)} and should be [hidden width, model width]",
@@ -103,7 +114,8 @@ class FeedForward:
     @property
     def neuronwise(self) -> bool:
         """Whether each hidden unit is made from its own gate and up alone, with nothing but products around them."""
-        return self.hidden_norm is None and self.gate_scale == 1.0 and self.down_scale == 1.0
+        scales = (self.gate_scale, self.down_scale)
+        return self.hidden_norm is None and scales == (1.0, 1.0) and self.gate_sparsity == 0.0
 
     def narrowed(self, width: int, *, field: str = "width") -> "FeedForward":
         """The nested network of the first `width` hidden units, as views; the bias of `down` stays whole.
@@ -117,9 +129,10 @@ class FeedForward:
                 hint="Choose how many of the hidden units to keep, counted from the first.",
                 field=field,
             )
-        if self.hidden_norm is not None and width != self.width:
+        if (self.hidden_norm is not None or self.gate_sparsity) and width != self.width:
+            over = "a norm in front of down" if self.hidden_norm is not None else "the cut of the gate"
             raise InvalidValue(
-                "a norm over all hidden units stands in front of down, so that fewer units are another network",
+                f"{over} looks at all hidden units, so that fewer of them are another network",
                 hint="Leave the width out.",
                 field=field,
             )
@@ -145,3 +158,19 @@ class FeedForward:
                 field=field,
             )
         return replace(self, gate=self.up, up=self.gate, gate_bias=self.up_bias, up_bias=self.gate_bias)
+
+
+def read_of_gate(gate: Float[Tensor, "*batch m"], feed_forward: FeedForward) -> Float[Tensor, "*batch m"]:
+    """What is activated of a gate projection's output: scaled, and cut at the network's sparsity s.
+
+    relu(g - mean(g) - std(g) Phi^-1(s)) over the hidden units of each row, with the biased deviation: of a normal
+    gate the share s is zero (Gemma 3n, "Gaussian top-k"; Spark Transformer, You et al. 2025). In the dtype of `gate`.
+    """
+    scaled = gate if feed_forward.gate_scale == 1.0 else gate * feed_forward.gate_scale
+    if feed_forward.gate_sparsity == 0.0:
+        return scaled
+    share = torch.tensor(feed_forward.gate_sparsity, dtype=torch.float32, device=gate.device)
+    # The quantile as torch's Normal computes it, rounded as the model rounds it.
+    deviations = (torch.erfinv(2 * share - 1) * math.sqrt(2)).to(gate.dtype)
+    cut = scaled.mean(-1, keepdim=True) + scaled.std(-1, keepdim=True, unbiased=False) * deviations
+    return (scaled - cut).relu()

@@ -9,7 +9,7 @@ where the symmetry is broken by something else: u + 1 forms, one-sided clamps, a
 of them rejects there is no verdict.
 
 Before any of that a layer is screened (`sign_screen`). Where T(gate) stands far out and T(up) does not, the layer is as
-named and nothing more is computed. A screen acquits; it never convicts.
+named; where neither does, no certificate could decide it. Nothing more is computed then. A screen never convicts.
 """
 
 import dataclasses
@@ -83,6 +83,11 @@ UP_IS_SUSPICIOUS = 3.0
 it (`least_log10_p`); below, none of 880 was."""
 
 
+SPREAD_ENOUGH = 400.0
+"""Variance v, as drawn, from which a small z rules a conviction out: twice the 200 from which it would do, since
+sixteen draws tell v within a factor of two."""
+
+
 @dataclass(frozen=True)
 class GateScreen:
     """What one look at the weights of a layer (or expert) shows, under the names they carry.
@@ -110,6 +115,15 @@ class GateScreen:
         """Whether up may be the gate: a certified test could reject it."""
         return not self.up.quiet(UP_IS_SUSPICIOUS)
 
+    @property
+    def noise(self) -> bool:
+        """Whether neither can be rejected, so that no certificate could decide: as in a network nobody trained.
+
+        Only where the argument that a small z rules a certificate out holds with room to spare (`SPREAD_ENOUGH`).
+        """
+        both = (self.gate, self.up)
+        return all(one.quiet(UP_IS_SUSPICIOUS) and one.variance >= SPREAD_ENOUGH for one in both)
+
 
 @unique
 class Verdict(StrEnum):
@@ -133,7 +147,9 @@ class Reason(StrEnum):
     BORDERLINE = "one projection has a common direction, but what must be noise beside it is not clearly noise"
 
 
-_EQUAL_LENGTHS = 1e-6  # row lengths that vary by less, relatively, vary by rounding
+EQUAL_LENGTHS = 1e-6
+"""Row lengths that vary by less, relatively, vary by rounding."""
+
 _WOULD_DECIDE = (
     "normed input and hidden activations of this layer captured from the original model, or the same layer of a "
     "trusted reference"
@@ -152,7 +168,7 @@ class Judgement:
             it is certified too (for "as named" only if the evidence certified all). They look at different rows but
             at the same signs: each has its own p-value, and the two are not to be multiplied.
         log10_p: Certified log10 p-value of the direct statistic behind the verdict; None when undecidable.
-        screened: Whether the screen was enough, so that nothing was certified. Only "as named" can be screened.
+        screened: Whether the screen was enough, so that nothing was certified: as named, or noise.
     """
 
     verdict: Verdict
@@ -165,6 +181,9 @@ class Judgement:
 
 SCREENED = Judgement(Verdict.AS_NAMED, None, None, 0, None, screened=True)
 """The judgement of a layer that its screen acquits."""
+
+SCREENED_NOISE = Judgement(Verdict.UNDECIDABLE, Reason.NOISE, _WOULD_DECIDE, 0, None, screened=True)
+"""The judgement of a layer whose screen shows that no certificate could decide it."""
 
 
 def family_wise_level(tests: int, *, alpha: float = 1e-3) -> float:
@@ -399,7 +418,7 @@ def log_length_correlation(left: Float[Tensor, " m"], right: Float[Tensor, " m"]
     """Correlation over neurons of the logarithms of two lengths, over those that have both."""
     lengths = torch.stack([left, right])
     logs = lengths[:, (lengths.isfinite() & (lengths > 0)).all(0)].log()
-    if logs.shape[1] < 2 or float(logs.std(1).min()) < _EQUAL_LENGTHS:
+    if logs.shape[1] < 2 or float(logs.std(1).min()) < EQUAL_LENGTHS:
         return None
     return float(torch.corrcoef(logs)[0, 1])
 

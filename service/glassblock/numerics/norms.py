@@ -177,6 +177,8 @@ class Norm:
 
     def to(self, dtype: torch.dtype) -> "Norm":
         """The same norm with its tensors cast, as an engine holds them that runs in `dtype`."""
+        if all(tensor is None or tensor.dtype is dtype for tensor in (self.gain, self.bias)):
+            return self
         return replace(
             self,
             gain=None if self.gain is None else self.gain.to(dtype),

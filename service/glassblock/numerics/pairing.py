@@ -6,6 +6,7 @@ cosines sum to more than those of a random pairing. The sum looks at lines, not 
 
 import math
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,10 +18,11 @@ def pairing_z(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> float 
 
     Mean and variance over all n! pairings are exact (Hoeffding 1951, equations 9 and 10). None where rows do not vary.
     """
-    squares = (centred_unit_rows(left).rows @ centred_unit_rows(right).rows.T).square_()
-    n = len(squares)
+    n = len(left)
     if n < 2:
         return None
+    rows = centred_unit_rows(torch.cat([left, right])).rows  # at once, for this is done for every network
+    squares = (rows[:n] @ rows[n:].T).square_()
     centred = squares - squares.mean(0) - squares.mean(1, keepdim=True) + squares.mean()
     variance = float(centred.square().sum()) / (n - 1)
     excess = float(squares.trace()) - float(squares.sum()) / n

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.numerics.block import Stages
-from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.feed_forward import FeedForward, read_of_gate
 from glassblock.numerics.wiring import Wiring
 
 # Numbers of a weight that are held in float64 at once: 128 MiB.
@@ -50,7 +50,7 @@ def _recompute(
     yield from _recompute_hidden(stages, feed_forward, read=stages.normed if wiring.input_norm else stages.x)
     if stages.hidden is None:
         return
-    down = _apply_backwards(feed_forward.down, feed_forward.down_bias, stages.hidden)
+    down = feed_forward.down_scale * _apply_backwards(feed_forward.down, feed_forward.down_bias, stages.hidden)
     yield "down", down
     if stages.down is not None:
         yield "contribution", _contribution(stages.down, wiring)
@@ -73,14 +73,17 @@ def _recompute_hidden(
     if feed_forward.gate is None:
         activated = hidden = feed_forward.activation(stages.up)
     elif stages.gate is not None:
-        activated, hidden = feed_forward.gating.combine(stages.gate, stages.up, feed_forward.activation)
+        gate = read_of_gate(stages.gate, feed_forward)
+        activated, hidden = feed_forward.gating.combine(gate, stages.up, feed_forward.activation)
     else:
         return
-    yield from (("activated", activated), ("hidden", hidden))
+    norm = feed_forward.hidden_norm
+    yield from (("activated", activated), ("hidden", hidden if norm is None else norm.to(hidden.dtype)(hidden)))
 
 
 def _contribution(down: Tensor, wiring: Wiring) -> Tensor:
-    return wiring.branch_scale * (down if wiring.output_norm is None else wiring.output_norm(down))
+    scaled = wiring.branch_scale * (down if wiring.output_norm is None else wiring.output_norm(down))
+    return scaled if wiring.branch_gain is None else scaled * wiring.branch_gain
 
 
 def _apply_backwards(weight: Tensor, bias: Tensor | None, values: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ Each replay is made in several ways (`Way`): their spread is what rounding may d
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from glassblock.numerics.activations import Activation, Gating, activation_named
-from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.feed_forward import FeedForward, read_of_gate
 from glassblock.numerics.hypotheses import Hypothesis, NormScope
 from glassblock.numerics.norms import Norm
 from glassblock.numerics.replay_norms import ReplayedNorm, replayed_norm
@@ -201,8 +202,9 @@ class Replay:
         branch = "up" if not self._network.gated or hypothesis.swap in _ON_UP else "gate"
         values = self._read(branch, hypothesis, way)
         values = values.to(torch.float32) if way is Way.FUSED and self.dtype in HALF else values
-        if branch == "gate" and self._network.gate_scale != 1.0 and hypothesis.scales == "declared":
-            values = values * self._network.gate_scale
+        if branch == "gate":
+            scaled = hypothesis.scales == "declared"
+            values = read_of_gate(values, self._network if scaled else replace(self._network, gate_scale=1.0))
         gating, activation = self._gating(hypothesis), self._activation(hypothesis)
         if gating is None or gating.limit is None or not self._network.gated:
             return activation(values)

@@ -11,6 +11,7 @@ cast: bfloat16 has no room for a position beyond 256. The order of operations is
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -75,6 +76,14 @@ class Rotary:
                         hint="Give one factor for each pair of channels.",
                         field=name,
                     )
+        # Once, and before anything is differentiated: within a transform of torch.func it would belong to that alone.
+        _ = self.frequencies
+
+    @cached_property
+    def frequencies(self) -> Tensor:
+        """`[dim / 2]` float32, the angle per position of each pair, in a sequence that outgrows nothing."""
+        with torch.inference_mode(mode=False):
+            return form_frequencies(self.form, self.dim, self.theta, tokens=None)
 
 
 class RotaryTable(NamedTuple):
@@ -92,6 +101,8 @@ def inverse_frequencies(rotary: Rotary, *, tokens: int | None = None) -> Float[T
         tokens: The highest position plus one. It matters to the dynamic form and to LongRoPE, which change when a
             sequence outgrows what they were made for; None is a sequence that does not.
     """
+    if tokens is None:
+        return rotary.frequencies
     return form_frequencies(rotary.form, rotary.dim, rotary.theta, tokens=tokens)
 
 

@@ -41,6 +41,7 @@ class SignScreen(NamedTuple):
         above: Whether T exceeds every draw.
         rows: Neurons with a direction.
         dropped: Neurons without: zero, or constant.
+        variance: v of `least_log10_p`, from the scatter of the drawn T; NaN where it cannot be told.
     """
 
     statistic: float
@@ -48,6 +49,7 @@ class SignScreen(NamedTuple):
     above: bool
     rows: int
     dropped: int
+    variance: float = math.nan
 
     def stands_out(self, z: float) -> bool:
         """Whether T lies beyond z and beyond every draw."""
@@ -225,4 +227,4 @@ def _screened(sums: Tensor, energy: float, rows: int, dropped: int) -> SignScree
     statistic, drawn = float(values[0]), values[1:]
     spread = float((drawn - 1).square().mean().sqrt())
     z = (statistic - 1) / spread if spread > 0 else math.nan
-    return SignScreen(statistic, z, bool(values[0] > drawn.max()), rows, dropped)
+    return SignScreen(statistic, z, bool(values[0] > drawn.max()), rows, dropped, variance=(rows * spread) ** 2 / 2)

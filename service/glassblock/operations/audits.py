@@ -1,9 +1,9 @@
 """One audit, from its request to its report."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from glassblock.audit.audit import AuditCancelled, AuditQuestion, audit_checkpoint
+from glassblock.audit.behaviour_study import check_text
 from glassblock.audit.capture_study import recorded_stages
 from glassblock.audit.engine_dialects import dialect_of
 from glassblock.audit.rules import RULES
@@ -11,26 +11,19 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.recordings import open_recording
 from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.operations.store import CheckpointStore
-from glassblock.wire.audits import AuditRequest, Report
+from glassblock.operations.texts import token_ids_of
+from glassblock.wire.audits import AuditRequest, Finding, Report
 
 AuditStopped = AuditCancelled
-
-
-class Operation(Protocol):
-    """Runs one audit. `progress(done, total, message)` is told between tensors, where `cancelled()` is asked."""
-
-    def __call__(
-        self, request: AuditRequest, *, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
-    ) -> Report:
-        """Audit the checkpoint that `request` names."""
-        ...
 
 
 def check(store: CheckpointStore, request: AuditRequest) -> None:
     """Refuse at once what no audit could answer.
 
     Raises:
-        InvalidValue: an unknown rule, or `against` in no dialect that is read.
+        InvalidValue: an unknown rule, or `against` in no dialect that is read, or a text that cannot be tokenised or
+            does not go with the vocabulary.
+        TooLarge: a text of too many tokens.
         UnknownFamily: an unknown family.
         UnknownCheckpoint, AccessRefused: no such checkpoint, or no such captures, here.
     """
@@ -39,13 +32,23 @@ def check(store: CheckpointStore, request: AuditRequest) -> None:
             raise InvalidValue(
                 f"there is no rule {name!r}", field="rules", known=tuple(RULES), hint="see GET /v1/rules"
             )
-    store.open(request.checkpoint, family=request.family, family_row=request.family_row)
-    if request.reference is not None:
-        open_reference(store, request.reference)
+    checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
+    token_ids = token_ids_of(store, checkpoint, request.token_ids, request.text)
+    if token_ids is not None:
+        check_text(checkpoint, token_ids)
+    for name in references_of(request):
+        open_reference(store, name)
     if request.against is not None:
         dialect_of(request.against)
     if request.captures is not None:
         recorded_stages(open_recording(store.roots, request.captures))
+
+
+def references_of(request: AuditRequest) -> tuple[str, ...]:
+    """The checkpoints to compare with, each once: none, one or several."""
+    given = request.reference
+    names = () if given is None else (given,) if isinstance(given, str) else given
+    return tuple(dict.fromkeys(names))
 
 
 def open_reference(store: CheckpointStore, name: str) -> Checkpoint:
@@ -67,14 +70,17 @@ def audit(
     *,
     progress: Callable[[int, int, str], None],
     cancelled: Callable[[], bool],
+    found: Callable[[Finding], None] = lambda _finding: None,
 ) -> Report:
-    """Audit the checkpoint that `request` names.
+    """Audit the checkpoint that `request` names; `found` is told every finding as soon as its rule reports it.
 
     Raises:
         GlassblockError: the question cannot be asked (unknown checkpoint, rule or family). A
             damaged checkpoint raises nothing: its damage is in the report.
         AuditStopped: `cancelled` answered true.
     """
+    checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
+    references = references_of(request)
     question = AuditQuestion(
         rules=request.rules,
         against=request.against,
@@ -82,11 +88,12 @@ def audit(
         certify=request.certify,
         hash=request.digest,
         family=request.family,
-        reference=None if request.reference is None else open_reference(store, request.reference),
-        reference_name=request.reference or "reference",
+        reference=open_reference(store, references[0]) if len(references) == 1 else None,
+        reference_name=references[0] if references else "reference",
+        parents=tuple((name, open_reference(store, name)) for name in references) if len(references) > 1 else (),
         captures=None if request.captures is None else open_recording(store.roots, request.captures),
+        token_ids=token_ids_of(store, checkpoint, request.token_ids, request.text),
     )
-    checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
     return audit_checkpoint(
         checkpoint,
         question,
@@ -94,4 +101,5 @@ def audit(
         device=store.device,
         progress=progress,
         cancelled=cancelled,
+        found=found,
     )

@@ -58,6 +58,7 @@ def _summary(store: CheckpointStore, name: str) -> wire.CheckpointSummary:
         tensors=len(checkpoint.entries),
         bytes=checkpoint.bytes,
         faults=len(checkpoint.faults),
+        dtypes=dict(Counter(entry.dtype for entry in checkpoint.entries.values())),
     )
 
 

@@ -1,6 +1,7 @@
 """What Jacobian norms take: bytes at the peak, and FLOPs, from sizes alone."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -10,7 +11,7 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.spectral_request import DEFAULT_STEPS, DENSE_UP_TO
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.layer_sizes import AttentionSize, Cost, NetworkSize, attention_cost, network_cost
+from glassblock.operations.layer_sizes import Cost, NetworkSize
 from glassblock.wire.jacobians import JacobiansRequest
 
 EXACT = frozenset({"frobenius", "trace", "radial_gain"})
@@ -61,23 +62,39 @@ def depth_cost(sizes: Sequence[NetworkSize], rows: int, item: int, request: Jaco
     return Cost(held + saved, basis, 4 * rows * products * widest.elements)
 
 
-def coupled_cost(
-    network: NetworkSize, attention: AttentionSize | None, rows: int, item: int, request: JacobiansRequest
-) -> Cost:
-    """The Jacobian over all positions at once, of attention or of the whole layer, weights counted."""
-    held, transient, flops = 0, 0, 0
-    parts = [] if attention is None else [(attention.held, attention_cost(attention, 1, rows, item))]
-    if request.part == "layer":
-        parts.append((network.held, network_cost(network, rows, item, recombined=0)))
-    for weights, cost in parts:
-        held, transient, flops = held + weights + 2 * cost.held, max(transient, cost.transient), flops + cost.flops
+class Entered(Protocol):
+    """What enters: rows and their width."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """d_model."""
+        ...
+
+
+def coupled_cost(parts: Sequence[Cost], entered: Entered, item: int, request: JacobiansRequest) -> Cost:
+    """The Jacobian over all positions at once, of attention, of a mixture or of the whole layer.
+
+    Args:
+        parts: that are differentiated through, each with its weights.
+        entered: the positions.
+        item: bytes of an element in the dtype of the computation.
+        request: which norms.
+    """
+    held, transient = sum(part.held for part in parts), max((part.transient for part in parts), default=0)
+    flops = sum(part.flops for part in parts)
     products = 0
     if "frobenius" in request.norms:
-        products += 3 * request.probes
+        products += request.probes
     if "spectral" in request.norms:
         products += 2 * STEPS
-        transient += 2 * min(DEFAULT_STEPS, rows * network.d) * rows * network.d * item
-    return Cost(held, transient, 2 * products * flops)
+        transient += 2 * min(DEFAULT_STEPS, entered.rows * entered.width) * entered.rows * entered.width * item
+    # A product with J or its transpose takes a forward pass and one back through it.
+    return Cost(held, transient, (1 + 2 * products) * flops)
 
 
 def _outline(size: NetworkSize, dtype: torch.dtype) -> FeedForward:

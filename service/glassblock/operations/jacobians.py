@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -39,8 +39,10 @@ from glassblock.operations.layer_jacobians import (
 from glassblock.operations.reply import Reply
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import posted_tensor, require_last_axis
+from glassblock.operations.text_ascents import TextAscent
+from glassblock.operations.texts import token_ids_of
 from glassblock.wire.framing import WireTensor
-from glassblock.wire.jacobians import Depth, JacobiansAnswer, JacobiansRequest, LayerJacobians
+from glassblock.wire.jacobians import Depth, JacobiansAnswer, JacobiansRequest, LayerJacobians, TextStates
 from glassblock.wire.values import BytesRead, Sourced
 
 MAX_TOKENS = 200_000
@@ -70,6 +72,7 @@ def jacobians(
     """
     _refuse_combinations(request)
     checkpoint = store.serving(request.checkpoint)
+    request = _with_text_as_ids(store, checkpoint, request, tensors)
     family = checkpoint.require_usable()
     layers = request.layers
     for layer in layers:  # a layer that is not there is told before the first is worked on
@@ -99,6 +102,7 @@ def jacobians(
         width=entered.x.shape[-1],
         norms=request.norms,
         token_ids=entered.token_ids,
+        states=None if entered.token_ids is None else text_states(request) or "embedding",
         layers=tuple(outcomes),
         depth=depth,
         read=BytesRead(bytes=meter.bytes, tensors=meter.tensors),
@@ -108,10 +112,47 @@ def jacobians(
 
 
 class _Entered(NamedTuple):
-    """What enters every layer, `[..., d]` in float32 at least, and the tokens its rows stand for."""
+    """What enters a layer, and the tokens its rows stand for.
+
+    Attributes:
+        x: `[..., d]` in float32 at least: of every layer, but for a text whose own states are taken.
+        token_ids: Of the rows.
+        ascent: That text.
+    """
 
     x: Tensor
     token_ids: tuple[int, ...] | None
+    ascent: TextAscent | None = None
+
+    def block(self, layer: int, watch: Watch) -> Tensor:
+        """`[..., d]`, what enters the feed-forward block of a layer."""
+        return self.x if self.ascent is None else self.ascent.entering_block(layer, watch=watch)
+
+
+def text_states(request: JacobiansRequest) -> TextStates | None:
+    """What x is of a text; None where none is given."""
+    if request.text is None and request.token_ids is None:
+        return None
+    reached = request.text is not None or request.part in COUPLED_PARTS
+    return request.states or ("reached" if reached else "embedding")
+
+
+def _with_text_as_ids(
+    store: CheckpointStore, checkpoint: Checkpoint, request: JacobiansRequest, tensors: Mapping[str, WireTensor]
+) -> JacobiansRequest:
+    """The request with the text that it may have as token ids, and said what is taken of it.
+
+    Raises:
+        InvalidValue: Something else is given beside the text, or the text cannot be tokenised.
+    """
+    if request.text is None:
+        return request
+    given = "x" if request.x is not None or "x" in tensors else "sample" if request.sample is not None else None
+    if given is not None:
+        raise InvalidValue(f"a text and {given} are both given", field=given, hint="give one of them")
+    ids = token_ids_of(store, checkpoint, request.token_ids, request.text)
+    listed = None if ids is None else tuple(cast("list[int]", ids.tolist()))
+    return request.model_copy(update={"token_ids": listed, "text": None, "states": text_states(request)})
 
 
 def _refuse_many(told: int) -> None:
@@ -149,6 +190,18 @@ def _refuse_combinations(request: JacobiansRequest) -> None:
         raise InvalidValue(
             "singular vectors come with the spectral norm of a network's part", field="vectors", hint="ask for both"
         )
+    if request.states is not None and text_states(request) is None:
+        raise InvalidValue(
+            "states says what is taken of a text, and none is given",
+            field="states",
+            hint="give token_ids or text, or leave it out",
+        )
+    if request.states == "embedding" and request.part in COUPLED_PARTS:
+        raise InvalidValue(
+            f"the part {request.part!r} is entered by what a text has become",
+            field="states",
+            hint="leave it out, or post embedding rows as x",
+        )
     if len(set(request.layers)) != len(request.layers):
         raise InvalidValue("a layer is asked for twice", field="layers", hint="name each layer once")
     if request.depth:
@@ -174,6 +227,10 @@ def _input(
         rows = sample_embedding_rows(checkpoint, request.sample.rows, request.sample.seed, store.device, meter)
     elif request.token_ids is not None:
         rows = embedding_rows(checkpoint, request.token_ids, store.device, meter)
+        if text_states(request) == "reached" and request.part not in COUPLED_PARTS:
+            ids = token_ids_of(store, checkpoint, request.token_ids, None)
+            ascent = None if ids is None else TextAscent(store, request.checkpoint, checkpoint, ids, meter)
+            return _Entered(rows.x, rows.token_ids, ascent)
     else:
         x = required(posted)
         return _Entered(x.to(torch.promote_types(x.dtype, torch.float32)), None)
@@ -210,8 +267,9 @@ def _layer(asked: _Asked, layer: int) -> list[_Found]:
     if request.part == "norm":
         return _norms(asked, layer)
     networks = layer_networks(store, checkpoint, request, layer, meter)
-    require_last_axis("x", entered.x, networks.width, f"d_model of {request.checkpoint}")
-    x = entered.x.reshape(-1, networks.width)
+    entering = entered.block(layer, steps.below(layer))
+    require_last_axis("x", entering, networks.width, f"d_model of {request.checkpoint}")
+    x = entering.reshape(-1, networks.width)
     found: list[_Found] = []
     for number, placement in enumerate(placements or (networks.wiring.placement,)):
         wiring, notes = rewired(networks.wiring, placement)
@@ -228,10 +286,11 @@ def _layer(asked: _Asked, layer: int) -> list[_Found]:
 
 def _norms(asked: _Asked, layer: int) -> list[_Found]:
     """The norm of the branch alone; no network is read."""
-    store, checkpoint, request, entered, placements, meter, _ = asked
+    store, checkpoint, request, entered, placements, meter, steps = asked
     width = model_width(checkpoint, layer)
-    require_last_axis("x", entered.x, width, f"d_model of {request.checkpoint}")
-    x = entered.x.reshape(-1, width)
+    entering = entered.block(layer, steps.below(layer))
+    require_last_axis("x", entering, width, f"d_model of {request.checkpoint}")
+    x = entering.reshape(-1, width)
     declared = load_wiring(checkpoint, layer, store.device, meter)
     found: list[_Found] = []
     for placement in placements or (declared.placement,):
@@ -271,7 +330,8 @@ def _depth(asked: _Asked) -> Depth:
     watch = steps.watch("depth")
     if request.part == "block":
         blocks = [store.block(request.checkpoint, checkpoint, layer, meter) for layer in request.layers]
-        return depth_of(blocks, entered.x, request, placements[0] if placements else None, watch=watch)
+        x = entered.block(request.layers[0], Watch(cancelled=watch.cancelled))
+        return depth_of(blocks, x, request, placements[0] if placements else None, watch=watch)
     parts = [LOADERS["layer"](store, request.checkpoint, checkpoint, layer, meter) for layer in request.layers]
     first, last = request.layers[0], parts[-1]
     x = states_entering(
@@ -313,15 +373,16 @@ def _notes(request: JacobiansRequest, entered: _Entered) -> list[str]:
     notes = ["x: the sampled rows stand at the positions 0, 1, ... of a sequence, and are no text"] if sampled else []
     if len(request.layers) < 2 or request.part == "norm":
         return notes
-    if request.part in COUPLED_PARTS and request.token_ids is not None:
+    if text_states(request) == "reached":
         return notes
-    return [*notes, _same_rows(entered)]
+    return [*notes, _same_rows(request, entered)]
 
 
-def _same_rows(entered: _Entered) -> str:
+def _same_rows(request: JacobiansRequest, entered: _Entered) -> str:
     if entered.token_ids is None:
         return "x: every layer was given the same rows"
-    return "x: every layer was given the same embedding rows, which is what enters the first one alone"
+    told = "x: every layer was given the same embedding rows, which is what enters the first one alone"
+    return told if request.token_ids is None else f"{told}; states 'reached' takes what the text is at each layer"
 
 
 class _Steps:
@@ -332,6 +393,15 @@ class _Steps:
 
     def next(self) -> None:
         self._done += 1
+
+    def below(self, layer: int) -> Watch:
+        """Of the layers that a text passes before this one."""
+
+        def progress(done: int, total: int, message: str) -> None:
+            del done, total
+            self._watch.progress(self._reached, 1000 * self._steps, f"on the way to layer {layer}: {message}")
+
+        return Watch(progress, self._watch.cancelled)
 
     def watch(self, what: str, part: int = 0, parts: int = 1) -> Watch:
         def progress(done: int, total: int, message: str) -> None:

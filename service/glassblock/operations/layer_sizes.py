@@ -51,6 +51,7 @@ class AttentionSize(NamedTuple):
         held: bytes on the device.
         item: bytes of its widest element there.
         written_out: whether scores are written out, in parts of a fixed size.
+        masked: whether there may be a window, and so a mask, beside keys and values for every head.
     """
 
     d: int
@@ -61,6 +62,7 @@ class AttentionSize(NamedTuple):
     held: int
     item: int
     written_out: bool
+    masked: bool
 
 
 class Cost(NamedTuple):
@@ -100,6 +102,10 @@ SCORE_BYTES = 2**28
 """What scores and masks may take where they are written out (`causal_attention`)."""
 
 
+MASK_BYTES = 5
+"""Of a mask, for each pair of tokens (`causal_attention`)."""
+
+
 def attention_cost(size: AttentionSize, batch: int, tokens: int, item: int) -> Cost:
     """Running attention with its norms and every stage kept, its weights not counted."""
     rows, d = batch * tokens, size.d
@@ -107,6 +113,8 @@ def attention_cost(size: AttentionSize, batch: int, tokens: int, item: int) -> C
     statistics = rows * max(size.queries, d) * (17 if item == 8 else 8)
     heads = max(1, size.queries // 64)
     scores = min(SCORE_BYTES, 4 * batch * heads * tokens * tokens * max(4, item)) if size.written_out else 0
+    if size.masked and not size.written_out:
+        scores = min(SCORE_BYTES, MASK_BYTES * tokens * tokens) + 2 * rows * size.queries * item
     cast = size.queries * d * item if item != size.item else 0
     flops = 2 * rows * size.elements + 4 * batch * tokens * tokens * size.queries
     return Cost(held, max(statistics, scores, cast), flops)
@@ -131,9 +139,10 @@ def attention_size(attention: AttentionTensors, d: int) -> AttentionSize:
     rows = elements // d if plain else 2 * wide
     output = attention.weights.get("output")
     queries = d if output is None else prod(output.shape) // d
-    written_out = not isinstance(row, AttentionRow) or bool(row.softcap.keys or row.sinks or row.window.keys)
+    written_out = not isinstance(row, AttentionRow) or bool(row.softcap.keys or row.sinks)
     read, held = read_bytes(entries), held_bytes(entries)
-    return AttentionSize(d, rows, queries, elements, read, held, _item(entries), written_out)
+    masked = isinstance(row, AttentionRow) and bool(row.window.keys)
+    return AttentionSize(d, rows, queries, elements, read, held, _item(entries), written_out, masked)
 
 
 def read_bytes(entries: Iterable[TensorEntry]) -> int:

@@ -29,13 +29,13 @@ from glassblock.operations import (
     tables,
 )
 from glassblock.operations.admission import Memory
-from glassblock.operations.content import content_key
+from glassblock.operations.content import Content, content_of
 from glassblock.operations.device_faults import device_faults, end_process
 from glassblock.operations.repairs import Outputs
 from glassblock.operations.reply import Reply
 from glassblock.operations.residency import Usage
 from glassblock.operations.store import CheckpointStore
-from glassblock.wire.audits import AuditRequest, Report
+from glassblock.wire.audits import AuditRequest, Finding, Report
 from glassblock.wire.blocks import BlockRunAnswer, BlockRunRequest
 from glassblock.wire.budgets import BudgetAnswer, BudgetRequest
 from glassblock.wire.checkpoints import CheckpointDetail, CheckpointList, Residency, ResidencyRequest
@@ -83,9 +83,9 @@ class Operations:
         self._outputs = outputs or Outputs()
         self._lost = lost
 
-    def content_key(self, operation: str, message: Request, tensors: Tensors, *, form: str) -> str | None:
-        """What the answer to a request follows from, as a digest; see `content`."""
-        return content_key(self._store, operation, message, tensors, form=form)
+    def content_of(self, operation: str, message: Request, tensors: Tensors, *, form: str) -> Content | None:
+        """What the answer to a request follows from; see `content`."""
+        return content_of(self._store, operation, message, tensors, form=form)
 
     def memory(self) -> Memory:
         """How the device's budget is used."""
@@ -201,17 +201,35 @@ class Operations:
         return Reply(budgets.count(self._store, request))
 
     def audit(
-        self, request: AuditRequest, *, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
+        self,
+        request: AuditRequest,
+        *,
+        progress: Callable[[int, int, str], None],
+        cancelled: Callable[[], bool],
+        found: Callable[[Finding], None] = lambda _finding: None,
     ) -> Report:
-        """Audit a checkpoint to its report; it waits for room on the device, for nobody waits for it."""
+        """Audit a checkpoint to its report; it waits for room on the device, for nobody waits for it.
+
+        Args:
+            found: told every finding as soon as its rule reports it.
+        """
         estimate = plans.estimate(self._store, "start_audit", request, {}).peak_bytes
         self._store.admission.wait(estimate, given_up=cancelled)
         with self._admitted("start_audit", request, {}):
-            return audits.audit(self._store, request, progress=progress, cancelled=cancelled)
+            return audits.audit(self._store, request, progress=progress, cancelled=cancelled, found=found)
 
-    def check_audit(self, request: AuditRequest) -> None:
-        """Refuse at once, before a job is queued, what no audit could answer."""
-        audits.check(self._store, request)
+    def check(self, request: Request) -> None:
+        """Refuse at once, before a job is queued, what no work could answer."""
+        if isinstance(request, AuditRequest):
+            audits.check(self._store, request)
+        elif (name := getattr(request, "checkpoint", None)) is not None:
+            self._store.open(
+                name, **{field: getattr(request, field, None) for field in ("family", "family_row", "tower")}
+            )
+
+    def cost(self, operation: str, request: Request, tensors: Tensors) -> plans.Plan:
+        """What a request will cost, as `plan` quotes it; nothing of an operation that it does not quote."""
+        return plans.estimate(self._store, operation, request, tensors)
 
     def repair(
         self,

@@ -10,14 +10,19 @@ from math import prod
 from typing import Any, NamedTuple, Protocol, cast
 
 from pydantic import ValidationError
+from torch import Tensor
 
+from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES
 from glassblock.checkpoint.entries import DTYPE_BITS
+from glassblock.checkpoint.fitting import Sizes
 from glassblock.checkpoint.layer_map import embedding_entry, head_entry, layer_tensors, whole_layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.text_states import HEAD_BYTES, layer_count
 from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
+from glassblock.operations.coupled_jacobians import COUPLED_PARTS
 from glassblock.operations.jacobian_sizes import coupled_cost, depth_cost, jacobian_cost
+from glassblock.operations.jacobians import text_states
 from glassblock.operations.layer_sizes import (
     AttentionSize,
     Cost,
@@ -26,17 +31,19 @@ from glassblock.operations.layer_sizes import (
     attention_size,
     network_cost,
     network_size,
+    read_bytes,
 )
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import COMPUTE_DTYPES
 from glassblock.operations.texts import token_ids_of
 from glassblock.wire.audits import AuditRequest
 from glassblock.wire.blocks import BlockRunRequest
-from glassblock.wire.explain import ExplainRequest
+from glassblock.wire.explain import ExplainRequest, stage_of
 from glassblock.wire.jacobians import JacobiansRequest
 from glassblock.wire.likelihoods import LikelihoodRequest
 from glassblock.wire.norms import NormStatisticsRequest, ResidualCompareRequest
 from glassblock.wire.plans import PlanAnswer, PlannedOperation, PlanRequest
+from glassblock.wire.refusals import refusal
 from glassblock.wire.values import Request
 
 MARGIN = 1.04
@@ -91,9 +98,7 @@ def quote(store: CheckpointStore, request: PlanRequest) -> PlanAnswer:
     try:
         message = _MESSAGES[request.operation].model_validate(request.request)
     except ValidationError as fault:
-        first = fault.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(str(part) for part in ("request", *first["loc"]))
-        raise InvalidValue(f"{field}: {first['msg']}", field=field, hint="see GET /openapi.json") from fault
+        raise refusal(fault, _MESSAGES[request.operation], within="request") from fault
     shapes = cast("Shapes", request.tensors)
     plan = _PLANS[request.operation](store, message, shapes)
     memory = store.admission.memory()
@@ -110,10 +115,14 @@ def quote(store: CheckpointStore, request: PlanRequest) -> PlanAnswer:
     )
 
 
-def estimate(store: CheckpointStore, operation: PlannedOperation, message: Request, tensors: Shapes) -> Plan:
-    """As `quote`, of a request that will be made; nothing of one that cannot, which tells itself why."""
+def estimate(store: CheckpointStore, operation: str, message: Request, tensors: Shapes) -> Plan:
+    """As `quote`, of a request that will be made; nothing of one that cannot, which tells itself why.
+
+    Nothing also of an operation that is not quoted: it goes through files piece by piece, like an audit.
+    """
+    planned = {name: plan for name, plan in _PLANS.items() if name == operation}
     try:
-        return _PLANS[operation](store, message, tensors)
+        return planned[operation](store, message, tensors) if planned else Plan(0, 0, 0)
     except GlassblockError:
         return Plan(0, 0, 0)
 
@@ -163,9 +172,7 @@ def _input(store: CheckpointStore, checkpoint: Checkpoint, message: Any, tensors
     if getattr(message, "text", None) is not None or isinstance(message, BlockRunRequest | LikelihoodRequest):
         ids = token_ids_of(store, checkpoint, message.token_ids, message.text)
     if ids is not None:
-        entered = _sampled(checkpoint, ids.numel())
-        texts = (1, ids.numel()) if ids.ndim == 1 else (ids.shape[0], ids.shape[1])
-        return entered._replace(texts=texts)
+        return _text_input(checkpoint, ids)
     tokens = cast("Sequence[int] | None", getattr(message, "token_ids", None))
     if tokens is not None:  # embedding rows
         return _sampled(checkpoint, len(tokens))
@@ -178,17 +185,36 @@ def _input(store: CheckpointStore, checkpoint: Checkpoint, message: Any, tensors
     return found
 
 
+def _text_input(checkpoint: Checkpoint, ids: Tensor) -> _Input:
+    texts = (1, ids.numel()) if ids.ndim == 1 else (ids.shape[0], ids.shape[1])
+    return _sampled(checkpoint, ids.numel())._replace(texts=texts)
+
+
 def _compute_item(name: str | None, *items: int) -> int:
     return COMPUTE_DTYPES[name].itemsize if name else max(4, *items)
 
 
 class _LayerSizes(NamedTuple):
-    """One layer: its attention where it is read, and its network, of a mixture the largest of its experts."""
+    """One layer: its attention where it is read, and its network.
+
+    Attributes:
+        network: the dense one; of a mixture the one that takes most, an expert or the shared one.
+        always: what every row passes: the dense network, or the shared one of a mixture.
+        expert: the largest of the routed ones; None in a dense layer.
+        chosen: experts that a row goes to.
+        routed: experts that are read: no more than the rows can choose.
+        read: bytes.
+        router: numbers of the router's matrix.
+    """
 
     attention: AttentionSize | None
     network: NetworkSize
-    experts: int
+    always: tuple[NetworkSize, ...]
+    expert: NetworkSize | None
+    chosen: int
+    routed: int
     read: int
+    router: int
 
     @property
     def held(self) -> int:
@@ -198,25 +224,68 @@ class _LayerSizes(NamedTuple):
     def item(self) -> int:
         return max(self.network.item, 0 if self.attention is None else self.attention.item)
 
+    def products(self, rows: int) -> int:
+        """FLOPs of the networks that `rows` rows pass."""
+        expert = 0 if self.expert is None else self.chosen * self.expert.elements
+        return 2 * rows * (sum(size.elements for size in self.always) + expert + self.router)
 
-def _sizes(checkpoint: Checkpoint, layer: int, *, whole: bool) -> _LayerSizes:
+
+def _sizes(checkpoint: Checkpoint, layer: int, *, whole: bool, rows: int) -> _LayerSizes:
     tensors = whole_layer_tensors(checkpoint, layer) if whole else layer_tensors(checkpoint, layer)
     networks = [network_size(network) for network in tensors.networks]
     if not networks:
         raise InvalidValue(f"layer {layer} has no feed-forward network", field="layer")
+    numbered = [isinstance(network.expert, int) for network in tensors.networks]
+    experts = [size for size, one in zip(networks, numbered, strict=True) if one]
+    always = tuple(size for size, one in zip(networks, numbered, strict=True) if not one)
+    told = Sizes(checkpoint).of("experts_per_token") if experts else None
+    chosen = min(len(experts), len(experts) if told is None else told.value)
+    routed = min(len(experts), rows * chosen)
     widest = max(networks, key=lambda size: size.held)
     attention = None
     if whole and tensors.attention is not None:
         attention = attention_size(tensors.attention, widest.d)
-    read = sum(size.read for size in networks) + (0 if attention is None else attention.read)
-    return _LayerSizes(attention, widest, sum(network.expert is not None for network in tensors.networks), read)
+    read = sum(size.read for size in always) + routed * max((size.read for size in experts), default=0)
+    read += read_bytes(tensors.router.values()) + (0 if attention is None else attention.read)
+    router = tensors.router.get("weight")
+    return _LayerSizes(
+        attention,
+        widest,
+        always,
+        max(experts, key=lambda size: size.held, default=None),
+        chosen,
+        routed,
+        read,
+        0 if router is None else prod(router.shape),
+    )
+
+
+def _alone(sizes: _LayerSizes, network: NetworkSize) -> _LayerSizes:
+    """One network of the layer, whatever others there are."""
+    read = network.read + (0 if sizes.attention is None else sizes.attention.read)
+    return sizes._replace(network=network, always=(network,), expert=None, chosen=0, routed=0, read=read, router=0)
+
+
+def _mixture_cost(sizes: _LayerSizes, rows: int, item: int) -> Cost:
+    """Running a mixture, its weights not counted: an expert after the other, at worst each on all rows."""
+    d, m = sizes.network.d, sizes.network.m
+    copies = 3 if sizes.network.gated else 2
+    held = rows * item * (4 * d + 2 * sum(size.d for size in sizes.always)) + rows * sizes.routed * item
+    cast = m * d * item if item != sizes.network.item else 0
+    return Cost(held, rows * item * (copies * m + 2 * d) + cast, sizes.products(rows))
+
+
+def _feed_forward_cost(sizes: _LayerSizes, rows: int, item: int, *, recombined: int) -> Cost:
+    if sizes.expert is None:
+        return network_cost(sizes.network, rows, item, recombined=recombined)
+    return _mixture_cost(sizes, rows, item)
 
 
 def _layer_cost(sizes: _LayerSizes, entered: _Input, item: int) -> Cost:
     """One whole layer on rows in sequences."""
     rows = entered.rows
     batch, tokens = entered.texts or (1, rows)
-    costs = [network_cost(sizes.network, rows, item, recombined=0)]
+    costs = [_feed_forward_cost(sizes, rows, item, recombined=0)]
     if sizes.attention is not None:
         costs.append(attention_cost(sizes.attention, batch, tokens, item))
     return Cost(
@@ -230,7 +299,7 @@ def _below(checkpoint: Checkpoint, layers: int, entered: _Input, named: str | No
     """The layers that a text passes first, one after the other, and the bytes read for them."""
     read, flops, peak = 0, 0, 0
     for layer in range(layers):
-        sizes = _sizes(checkpoint, layer, whole=True)
+        sizes = _sizes(checkpoint, layer, whole=True, rows=entered.rows)
         cost = _layer_cost(sizes, entered, _compute_item(named, entered.item, sizes.item))
         read, flops, peak = read + sizes.read, flops + cost.flops, max(peak, cost.bytes)
     return Cost(peak, 0, flops), read
@@ -243,12 +312,9 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
     checkpoint.require_usable()
     entered, named = _input(store, checkpoint, message, tensors), message.overrides.dtype
     whole = message.part != "ffn" or entered.texts is not None
-    sizes = _sizes(checkpoint, message.layer, whole=whole)
+    sizes = _sizes(checkpoint, message.layer, whole=whole, rows=entered.rows)
     if message.expert is not None:
-        sizes = sizes._replace(
-            network=network_size(layer_tensors(checkpoint, message.layer).network(message.expert)), experts=0
-        )
-        sizes = sizes._replace(read=sizes.network.read + (0 if sizes.attention is None else sizes.attention.read))
+        sizes = _alone(sizes, network_size(layer_tensors(checkpoint, message.layer).network(message.expert)))
     item = _compute_item(named, entered.item, sizes.item)
     width, rows = sizes.network.d, entered.rows
     held = rows * width * entered.item
@@ -261,7 +327,7 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
     elif message.capture is not None and set(message.capture) <= WITHOUT_WEIGHTS and entered.texts is None:
         cost, read = Cost(sizes.network.held + 2 * rows * width * item, 8 * rows * width, 0), sizes.read
     else:
-        cost = network_cost(sizes.network, rows, item, recombined=0 if sizes.experts else min(rows, 32))
+        cost = _feed_forward_cost(sizes, rows, item, recombined=min(rows, 32))
         cost, read = cost._replace(held=cost.held + sizes.held), sizes.read
     if message.return_tensors and message.dtype == "float32" and item != 4:
         cost = cost._replace(held=cost.held + 4 * cost.held // item)
@@ -280,21 +346,25 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
 def _likelihood(store: CheckpointStore, message: LikelihoodRequest, tensors: Shapes) -> Plan:
     checkpoint = store.open(message.checkpoint, family=message.family, family_row=message.family_row)
     checkpoint.require_usable()
-    entered = _input(store, checkpoint, message, tensors)
-    layers = layer_count(checkpoint)
-    below, read = _below(checkpoint, layers, entered, message.dtype)
+    cost, read = _text(checkpoint, _input(store, checkpoint, message, tensors), message.dtype)
+    return _planned(read, cost)
+
+
+def _text(checkpoint: Checkpoint, entered: _Input, named: str | None) -> tuple[Cost, int]:
+    """A text's likelihood through all layers and the head, and the bytes read for it."""
+    below, read = _below(checkpoint, layer_count(checkpoint), entered, named)
     head = head_entry(checkpoint) or embedding_entry(checkpoint)
     if head is None or len(head.shape) != 2:
         raise InvalidValue("there is no output head", field="checkpoint")
     vocabulary, width = head.shape
-    item = _compute_item(message.dtype, entered.item, head.bytes // max(1, prod(head.shape)))
+    item = _compute_item(named, entered.item, head.bytes // max(1, prod(head.shape)))
     stored = min(head.bytes, HEAD_BYTES)
     rows = max(1, min(vocabulary, stored * vocabulary // max(1, head.bytes)))
     logits = min(LOGITS_BYTES, rows * (2 * entered.rows + width) * item)
     top = stored + logits + 2 * entered.rows * width * item
     flops = below.flops + 2 * entered.rows * width * vocabulary
     held = entered.rows * width * item
-    return _planned(read + head.bytes + entered.read, Cost(max(below.bytes, top) + held, 0, flops))
+    return Cost(max(below.bytes, top) + held, 0, flops), read + head.bytes + entered.read
 
 
 NORM_COPIES = 11
@@ -348,20 +418,55 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
     return _planned(size.read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,)))
 
 
+def _coupled_parts(sizes: _LayerSizes, rows: int, item: int, message: JacobiansRequest) -> list[Cost]:
+    """What is differentiated through, its weights counted: as stored, and as they are cast once for all products."""
+    parts: list[Cost] = []
+    if sizes.attention is not None and message.part != "mixture":
+        cost, size = attention_cost(sizes.attention, 1, rows, item), sizes.attention
+        parts.append(cost._replace(held=2 * cost.held + _with_cast(size, item)))
+    if message.part != "attention":
+        networks = [*sizes.always, *([] if sizes.expert is None else sizes.routed * [sizes.expert])]
+        cost = _feed_forward_cost(sizes, rows, item, recombined=0)
+        parts.append(cost._replace(held=2 * cost.held + sum(_with_cast(size, item) for size in networks)))
+    return parts
+
+
+def _with_cast(size: NetworkSize | AttentionSize, item: int) -> int:
+    return size.held + (item * size.elements if item != size.item else 0)
+
+
+def _separate_cost(sizes: _LayerSizes, rows: int, item: int, message: JacobiansRequest) -> Cost:
+    """The parts that treat every token by itself: each network at the tokens that pass it."""
+    peak = jacobian_cost(sizes.network, rows, item, message)
+    if sizes.expert is None:
+        return peak
+    own = -(-rows * sizes.chosen // max(1, sizes.routed))
+    flops = sizes.routed * jacobian_cost(sizes.expert, own, item, message).flops
+    return peak._replace(flops=flops + sum(jacobian_cost(size, rows, item, message).flops for size in sizes.always))
+
+
 def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shapes) -> Plan:
     checkpoint = store.serving(message.checkpoint)
     checkpoint.require_usable()
     entered = _input(store, checkpoint, message, tensors)
-    coupled = message.part in {"attention", "layer"}
-    every = [_sizes(checkpoint, layer, whole=coupled) for layer in message.layers]
+    coupled = message.part in COUPLED_PARTS
+    every = [
+        _sizes(checkpoint, layer, whole=coupled and message.part != "mixture", rows=entered.rows)
+        for layer in message.layers
+    ]
+    if message.expert is not None:
+        every = [
+            _alone(sizes, network_size(layer_tensors(checkpoint, layer).network(message.expert)))
+            for layer, sizes in zip(message.layers, every, strict=True)
+        ]
     placements = message.placement if isinstance(message.placement, tuple) else (message.placement,)
     costs: list[Cost] = []
     for sizes in every:
         item = max(4, entered.item, sizes.item)
         if coupled:
-            costs.append(coupled_cost(sizes.network, sizes.attention, entered.rows, item, message))
+            costs.append(coupled_cost(_coupled_parts(sizes, entered.rows, item, message), entered, item, message))
         else:
-            costs.append(jacobian_cost(sizes.network, entered.rows, item, message))
+            costs.append(_separate_cost(sizes, entered.rows, item, message))
     held = entered.rows * entered.width * (entered.item + 4)
     peak = max(cost.bytes for cost in costs)
     flops = max(1, len(placements)) * sum(cost.flops for cost in costs)
@@ -369,24 +474,66 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
         chain = depth_cost([sizes.network for sizes in every], entered.rows, entered.item, message)
         peak, flops = max(peak, chain.bytes), flops + chain.flops
     read = sum(sizes.read for sizes in every) + entered.read
+    if text_states(message) == "reached":
+        text, through = entered._replace(texts=(1, entered.rows)), max(message.layers) + 1
+        # The coupled parts begin anew for each layer; the others go up once, through attention of the highest.
+        for layers in message.layers if coupled else (through,):
+            below, _ = _below(checkpoint, layers, text, None)
+            peak, flops = max(peak, below.bytes), flops + below.flops
+        read = max(read, _below(checkpoint, through, text, None)[1] + entered.read)
     pinned = store.pinned_bytes(message.checkpoint, message.layers)
     return _planned(read, Cost(peak + held, 0, flops), pinned=pinned)
 
 
+SCREENED_ROWS = 8
+"""On which a hypothesis must come near before it is replayed in full (`trial`)."""
+
+REPLAYED_ROWS = 256
+"""Of captures of more (`captures`)."""
+
+KEPT_REPLAYS = 2**28
+"""Bytes of replayed stages that are kept for the hypotheses to come (`replay`)."""
+
+OPEN_HYPOTHESES = 72
+"""Single mistakes that show in a block of which only what enters and what leaves was captured."""
+
+NEAR_HYPOTHESES = 18
+"""Of those, the ones that come near and are replayed in full."""
+
+
 def _explain(store: CheckpointStore, message: ExplainRequest, tensors: Shapes) -> Plan:
+    """Of a block that one mistake explains: a search through pairs of them, where none does, takes longer.
+
+    Every stage is replayed in four ways, in float64 and three times in the captures' dtype, three of them with matrix
+    products of their own. A mistake shows in the stage after it, and in all that is not captured up to the next one
+    that is: so many stages are replayed again for every hypothesis that comes near.
+    """
     checkpoint = store.serving(message.checkpoint)
     checkpoint.require_usable()
-    sizes = _sizes(checkpoint, message.layer, whole=False)
-    network = sizes.network
+    network = _sizes(checkpoint, message.layer, whole=False, rows=1).network
+    stages = {stage_of(name)[1] for name in tensors}
     rows = max((prod(tensor.shape[:-1]) for tensor in tensors.values()), default=0)
-    replayed = min(rows, 256)
     posted = sum(prod(tensor.shape) * DTYPE_BITS.get(tensor.dtype, 32) // 8 for tensor in tensors.values())
-    wide = 8 * (network.elements + replayed * (6 * network.m + 8 * network.d))
-    return _planned(network.read, Cost(network.held + posted + wide, 0, 2 * 40 * replayed * network.elements))
+    item = max((DTYPE_BITS.get(tensor.dtype, 32) // 8 for tensor in tensors.values()), default=4)
+    replayed = min(rows, REPLAYED_ROWS)
+    between = [{"normed"}, {"gate", "up", "activated"} if network.gated else {"up"}, {"hidden"}, {"down"}]
+    unseen = sum(not stages & each for each in between) / len(between)
+    products = 2 * network.elements
+    flops = products * (3 * replayed * (1 + NEAR_HYPOTHESES * unseen) + SCREENED_ROWS * (1 + OPEN_HYPOTHESES * unseen))
+    width = 4 * network.m + 4 * network.d
+    ways = 8 + (3 * item if item == 2 else 2 * item)
+    kept = min(KEPT_REPLAYS, int(replayed * width * ways * (3.5 + 11 * unseen)))
+    cast = 8 * min(network.m * network.d, 2**24) + 4 * network.m * network.d
+    return _planned(
+        network.read, Cost(network.held + posted + posted * replayed // max(1, rows) + kept, cast, int(flops))
+    )
 
 
 AUDIT_BYTES = 16 << 20
 """Of an audit whatever the checkpoint: pieces that are read ahead, and what they are widened to."""
+
+MOST_HYPOTHESES = 64
+"""Of an audit with a text: a few of the whole model, and one for each suspect layer."""
 
 AUDIT_LAYER_BYTES = 80 << 20
 """What the evidence of one layer takes at most: rows go by, and are not kept."""
@@ -399,12 +546,26 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
     known = checkpoint.family is not None and checkpoint.trunk is not None
     for layer in (*checkpoint.layer_indices[:1], *checkpoint.layer_indices[-1:]) if known else ():
         try:
-            largest = max(largest, _sizes(checkpoint, layer, whole=False).network.held)
+            largest = max(largest, _sizes(checkpoint, layer, whole=False, rows=1).network.held)
         except GlassblockError:  # what does not fit is a finding, and no reason not to audit
             continue
     total = checkpoint.bytes
     largest = largest or max((entry.bytes for entry in checkpoint.entries.values()), default=0)
-    return _planned(total, Cost(min(3 * largest, AUDIT_LAYER_BYTES) + AUDIT_BYTES, 0, 8 * total))
+    cost = Cost(min(3 * largest, AUDIT_LAYER_BYTES) + AUDIT_BYTES, 0, 8 * total)
+    ids = token_ids_of(store, checkpoint, message.token_ids, message.text)
+    if ids is None:
+        return _planned(total, cost)
+    try:
+        checkpoint.require_usable()
+        entered = _text_input(checkpoint, ids)
+        once, read = _text(checkpoint, entered, None)
+    except GlassblockError:  # such a model is not asked, and the report says why
+        return _planned(total, cost)
+    # At most; how many layers are suspect, and so asked about, only the audit will tell.
+    states = min(STATES_BYTES, MOST_HYPOTHESES * entered.rows * entered.width * 4)
+    passes = int(FORWARD_PASSES)
+    asked = Cost(once.bytes + states, 0, cost.flops + passes * once.flops)
+    return _planned(total + passes * read, Cost(max(cost.bytes, asked.bytes), 0, asked.flops))
 
 
 _MESSAGES: Mapping[PlannedOperation, type[Request]] = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from glassblock.audit.audit import AuditCancelled, AuditQuestion, audit_checkpoint
 from glassblock.audit.fixes import Unrepaired, joined, repair_of
+from glassblock.checkpoint.family_file import parse_family_row
 from glassblock.checkpoint.in_place import interrupted, undo_interrupted, write_in_place
 from glassblock.checkpoint.index import is_plain_name
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
@@ -67,7 +68,7 @@ def repair(
     output = _output_of(request, outputs)
     if output is not None:
         require_place(output)
-    checkpoint = store.open(request.checkpoint, family=request.family)
+    checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
     undone: tuple[str, ...] = ()
     if interrupted(checkpoint.contents.directory):
         if not outputs.in_place:
@@ -76,9 +77,13 @@ def repair(
                 hint="`glassblock fix --in-place` first brings back what it had changed.",
             )
         undone = undo_interrupted(checkpoint.contents.directory)
-        checkpoint = store.open(request.checkpoint, family=request.family)
+        checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
+    row = None if request.family_row is None else parse_family_row(request.family_row)
     question = AuditQuestion(
         rules=request.rules,
+        against=request.against,
+        against_name=request.against_name,
+        hash=request.digest,
         family=request.family,
         reference=None if request.reference is None else open_reference(store, request.reference),
         reference_name=request.reference or "reference",
@@ -104,12 +109,12 @@ def repair(
         return answer
     if output is None:
         backups = write_in_place(plan.draft)
-        after = audited(store.open(request.checkpoint, family=request.family))
+        after = audited(store.open(request.checkpoint, family=request.family, family_row=request.family_row))
         written = {"written": request.checkpoint, "backups": backups, "bytes_written": _small(plan.draft)}
     else:
         count = write_checkpoint(plan.draft, output, roots=store.roots, tick=_ticking(progress, cancelled))
         place = output if checkpoint.contents.present is not None else output / checkpoint.path.name
-        after = audited(open_checkpoint(place, roots=Roots([output.parent]), family=request.family))
+        after = audited(open_checkpoint(place, roots=Roots([output.parent]), family=row or request.family))
         written = {"written": request.output, "bytes_written": count}
     return answer.model_copy(update={**written, "after": after})
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, cast
+from typing import Generic, Literal, cast
 
 import torch
 from torch import Tensor
 
 from glassblock.operations.tensors import wire_tensor
+from glassblock.wire import framing
 from glassblock.wire.endpoints import AnswerT
 from glassblock.wire.framing import WireTensor
 
@@ -41,6 +42,13 @@ class Reply(Generic[AnswerT]):
     def wire_tensors(self) -> dict[str, WireTensor]:
         """The tensors as they travel: on the host, contiguous, in their own type."""
         return {name: wire_tensor(tensor) for name, tensor in self.tensors.items()}
+
+    def body(self, form: Literal["json", "tensors"]) -> tuple[str, tuple[bytes | memoryview, ...]]:
+        """The answer as it travels, as JSON or as one safetensors body: media type, and the body in pieces."""
+        if form == "tensors":
+            chunks = framing.frame("response", self.answer.model_dump_json(), self.wire_tensors())
+            return framing.MEDIA_TYPE, tuple(chunks)
+        return "application/json", (self.nested().model_dump_json().encode(),)
 
 
 def nested_numbers(tensor: Tensor) -> NestedNumbers:

@@ -31,11 +31,11 @@ def selftest(
         UnknownCheckpoint, AccessRefused: There is no such checkpoint here.
         AuditCancelled: `cancelled` answered true.
     """
-    checkpoint = store.open(request.checkpoint, family=request.family)
+    checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
     family = checkpoint.require_usable()
     layers = _layers(checkpoint, request.layers)
     mistakes = _asked(request.rules)
-    question = AuditQuestion(rules=request.rules, family=request.family)
+    question = AuditQuestion(rules=request.rules, family=request.family, hash=request.digest)
 
     def audited(of: Checkpoint) -> Report:
         silent: Callable[[int, int, str], None] = lambda _done, _total, _message: None  # noqa: E731

@@ -213,7 +213,7 @@ class CheckpointStore:
     ) -> tuple[FeedForward, Wiring]:
         """One network of a mixture with the layer's wiring; what is not resident is read and counted in `meter`."""
         network = self._network(name, checkpoint, layer, expert, meter)
-        return network, load_wiring(checkpoint, layer, self.device, meter)
+        return network, load_wiring(checkpoint, layer, self.device, meter, expert=expert)
 
     def grams(
         self, name: str, checkpoint: Checkpoint, layer: int, what: str, form: Callable[[], LayerGrams]

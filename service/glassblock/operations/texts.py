@@ -70,9 +70,10 @@ def states_of(
     layer: int,
     meter: ReadMeter,
     dtype: torch.dtype | None = None,
+    reached: tuple[int, Tensor] | None = None,
     watch: Watch = UNWATCHED,
 ) -> Tensor:
-    """What enters `layer` of these texts; layers that are held are not read again.
+    """What enters `layer` of these texts, begun where they were `reached`; layers that are held are not read again.
 
     Raises:
         As `entering_states`.
@@ -85,6 +86,7 @@ def states_of(
         meter,
         dtype=dtype,
         load=lambda below: store.layer(name, checkpoint, below, meter),
+        reached=reached,
         watch=watch,
     )
 

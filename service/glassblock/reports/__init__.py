@@ -20,13 +20,15 @@ from glassblock.wire.audits import Report
 class Render(Protocol):
     """What a format does."""
 
-    def __call__(self, report: Report, *, width: int = 80, colour: bool = False) -> str:
+    def __call__(self, report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
         """Report in, text out, with a newline at its end.
 
         Args:
             report: of an audit that ended.
             width: columns of a line, for formats that have lines.
             colour: whether a terminal's escape sequences may be used.
+            asked: the arguments that `glassblock fix` needs to repair what was found, as a shell reads them; the
+                checkpoint as the report names it when left out.
         """
         ...
 

@@ -9,11 +9,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
+from glassblock.reports.behaviour_lines import HEADS, behaviour_cells, behaviour_title, not_asked
 from glassblock.reports.charts import legend
 from glassblock.reports.html_style import STYLE
 from glassblock.reports.layer_charts import charts_of, number_of
+from glassblock.reports.repair_command import repair_sentence
 from glassblock.reports.wording import (
     Question,
+    besides,
     byte_count,
     checked_rules,
     evidence_line,
@@ -22,15 +25,13 @@ from glassblock.reports.wording import (
     layers_of,
     located_message,
     question_sentence,
-    reference_lines,
-    reference_title,
     remembered,
     shortened,
     unasked,
     undecided,
     verdict_sentence,
 )
-from glassblock.wire.audits import Finding, KnownFinding, LayerMetrics, Report
+from glassblock.wire.audits import Finding, KnownFinding, LayerMetrics, ReferenceSummary, Report
 from glassblock.wire.printable import printable
 
 OPEN_UP_TO = 3
@@ -60,7 +61,7 @@ _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
 
 
-def render_html(report: Report, *, width: int = 80, colour: bool = False) -> str:
+def render_html(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
     """A whole page."""
     del width, colour
     return "".join(
@@ -71,7 +72,7 @@ def render_html(report: Report, *, width: int = 80, colour: bool = False) -> str
             '<meta name="referrer" content="no-referrer">\n',
             f"<title>{_text(report.verdict)}: {_text(report.checkpoint.path)} - Glassblock</title>\n",
             f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n",
-            *_sections(report),
+            *_sections(report, asked),
             "</main>\n</body>\n</html>\n",
         )
     )
@@ -85,7 +86,7 @@ def _code(text: str) -> str:
     return f"<code>{_text(shortened(text, NAME_CHARACTERS))}</code>"
 
 
-def _sections(report: Report) -> Iterator[str]:
+def _sections(report: Report, asked: str | None) -> Iterator[str]:
     yield (
         f'<header><h1>{_text(report.checkpoint.path)}</h1>\n<p class="soft">{_text(facts_of(report))}</p>\n'
         f'<p class="verdict {report.verdict}"><span class="badge">{report.verdict.upper()}</span>'
@@ -97,10 +98,12 @@ def _sections(report: Report) -> Iterator[str]:
         if some:
             yield f"<section><h2>{title}</h2>\n{''.join(map(_group, some))}</section>\n"
     yield from _comparison(report)
-    yield from _reference(report)
+    yield from _besides(report)
+    yield from _behaviour(report)
     yield from _charts(report)
     yield from _coverage(report)
     yield from _layers(report.layers)
+    yield from _repair(report, asked)
     yield (
         f"<footer>Glassblock {_text(report.glassblock)}, report schema {_text(report.schema_version)}. "
         "The JSON report has every number.</footer>\n"
@@ -173,22 +176,42 @@ def _comparison(report: Report) -> Iterator[str]:
             )
 
 
-def _reference(report: Report) -> Iterator[str]:
-    reference = report.reference
-    if reference is None:
-        return
-    lines = "".join(f"<li>{_text(shortened(line, MESSAGE_CHARACTERS))}</li>" for line in reference_lines(reference))
-    profile = "".join(
+def _besides(report: Report) -> Iterator[str]:
+    for heading, title, lines in besides(report):
+        items = "".join(f"<li>{_text(shortened(line, MESSAGE_CHARACTERS))}</li>" for line in lines)
+        profile = _profile(report.reference) if report.reference is not None and heading == "Beside a reference" else ""
+        yield (
+            f"<section><h2>{heading}</h2>\n<p>{_text(shortened(title, MESSAGE_CHARACTERS))}</p>"
+            f"<ul>{items}</ul>{profile}</section>\n"
+        )
+
+
+def _profile(reference: ReferenceSummary) -> str:
+    rows = "".join(
         f"<tr><td>{row.layer}</td><td>{row.least:.6f}</td></tr>" for row in reference.profile[:FINDINGS_UP_TO]
     )
     table = (
         '<div class="scroll"><table><thead><tr><th scope="col">layer</th><th scope="col">least cosine</th></tr></thead>'
-        f"<tbody>{profile}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>"
     )
-    title = _text(shortened(reference_title(reference), MESSAGE_CHARACTERS))
+    return _folded("Cosines by layer", table) if rows else ""
+
+
+def _behaviour(report: Report) -> Iterator[str]:
+    behaviour = report.behaviour
+    if behaviour is None:
+        return
+    heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in HEADS)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in behaviour_cells(hypothesis))}</tr>\n"
+        for hypothesis in behaviour.hypotheses[:FINDINGS_UP_TO]
+    )
+    table = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div>'
+    lines = [*not_asked(behaviour), *behaviour.notes]
+    notes = "".join(f"<li>{_text(shortened(line, MESSAGE_CHARACTERS))}</li>" for line in lines)
     yield (
-        f"<section><h2>Beside a reference</h2>\n<p>{title}</p>"
-        f"<ul>{lines}</ul>{_folded('Cosines by layer', table) if profile else ''}</section>\n"
+        f"<section><h2>Behaviour</h2>\n<p>{_text(shortened(behaviour_title(behaviour), MESSAGE_CHARACTERS))}</p>"
+        f"{table if rows else ''}{f'<ul>{notes}</ul>' if notes else ''}</section>\n"
     )
 
 
@@ -225,6 +248,13 @@ def _coverage(report: Report) -> Iterator[str]:
     else:
         yield "<p>Checked: nothing</p>"
     yield "</section>\n"
+
+
+def _repair(report: Report, asked: str | None) -> Iterator[str]:
+    repair = repair_sentence(report, asked)
+    if repair is not None:
+        before, command, after = repair
+        yield f"<section><h2>Repair</h2>\n<p>{_text(before)} <code>{_text(command)}</code> {_text(after)}</p></section>\n"
 
 
 def _questions(questions: Mapping[Question, list[str]]) -> str:

@@ -3,7 +3,7 @@
 from glassblock.wire.audits import Report
 
 
-def render_json(report: Report, *, width: int = 80, colour: bool = False) -> str:
+def render_json(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
     """Indented JSON. NaN and infinity are strings, so that every JSON parser reads it."""
-    del width, colour
+    del width, colour, asked
     return report.model_dump_json(indent=2) + "\n"

@@ -23,9 +23,9 @@ from glassblock.wire.printable import printable
 TENSORS_UP_TO = 20
 
 
-def render_junit(report: Report, *, width: int = 80, colour: bool = False) -> str:
+def render_junit(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
     """A `testsuites` document."""
-    del width, colour
+    del width, colour, asked
     rules = {row.rule: row for row in report.coverage}
     for finding in report.findings:
         rules.setdefault(finding.rule, Coverage(rule=finding.rule, checked=0))

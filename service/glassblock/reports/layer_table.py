@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +22,8 @@ ARM = 6
 """Cells of the picture on either side."""
 NOISE_UP_TO = 2.0
 """-log10 p below which a tensor looks like noise, and has no bar; z where no p-value was asked for."""
+UNBOUNDED = 10_000
+"""Columns of text, more than any table takes."""
 FARTHEST = 300.0
 """-log10 p at which a bar is full: about where a float64 p-value ends; z where no p-value was asked for."""
 
@@ -99,6 +102,15 @@ def layer_table(layers: Sequence[LayerMetrics], *, width: int) -> Group | None:
     if not columns and not judged:
         return None
     pictured = width >= PICTURE_FROM and any(_strength(metrics, "gate") is not None for metrics in rows)
+    table = _table(layers, columns, pictured=pictured, judged=judged)
+    # Before a verdict is cut short, what only stands beside it goes, the dispensable first.
+    while _width(table) > width and (widest := max((column.from_width for column in columns), default=0)):
+        columns = [column for column in columns if column.from_width < widest]
+        table = _table(layers, columns, pictured=pictured, judged=judged)
+    return Group(table, Text(_legend(rows, columns), "dim")) if pictured else Group(table)
+
+
+def _table(layers: Sequence[LayerMetrics], columns: Sequence[Column], *, pictured: bool, judged: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("\nlayer", justify="right", no_wrap=True)
     for column in columns:
@@ -114,10 +126,16 @@ def layer_table(layers: Sequence[LayerMetrics], *, width: int) -> Group | None:
         if judged:
             cells.append(_judged(layer.metrics.get("verdict")))
         table.add_row(*cells)
-    return Group(table, Text(_legend(rows), "dim")) if pictured else Group(table)
+    return table
 
 
-def _legend(rows: Sequence[Metrics]) -> str:
+def _width(table: Table) -> int:
+    """Columns of text that the table takes where nothing in it is wrapped or cut."""
+    console = Console(width=UNBOUNDED)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def _legend(rows: Sequence[Metrics], columns: Sequence[Column]) -> str:
     drawn = any((found := _log10_p(metrics, name)) and not found[1] for metrics in rows for name in ("gate", "up"))
     lines: list[str] = []
     if any(_number(metrics, "gate_z") is not None for metrics in rows):
@@ -128,9 +146,10 @@ def _legend(rows: Sequence[Metrics]) -> str:
         lines.append("no layer was suspect, so no p-value was certified; --certify does it for all")
     if drawn:
         lines.append("~: from seeded sign draws, which see no p below 0.005 (-2.3); the others are certified bounds")
-    if any(metrics.get("paired_up_draws_p") is not None for metrics in rows):
+    titles = {column.title for column in columns}
+    if "log10 p\npaired up" in titles:
         lines.append("paired up: the up projection times down, where a true up may show")
-    if any(metrics.get("balance_up") is not None for metrics in rows):
+    if "up/down\nbalance" in titles:
         lines.append("balance: correlation of the lengths of up rows and down columns; never convicts")
     return "\n".join(lines)
 

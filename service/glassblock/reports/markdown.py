@@ -8,8 +8,11 @@ is broken by a word joiner, which nobody sees.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from glassblock.reports.behaviour_lines import behaviour_lines, behaviour_title
+from glassblock.reports.repair_command import repair_sentence
 from glassblock.reports.wording import (
     Question,
+    besides,
     checked_rules,
     facts_of,
     grouped_findings,
@@ -17,8 +20,6 @@ from glassblock.reports.wording import (
     located_message,
     place_of,
     question_sentence,
-    reference_lines,
-    reference_title,
     remembered,
     shortened,
     unasked,
@@ -42,7 +43,7 @@ _LINKED = re.compile(r"(?<=@)|(?<=#)(?=\w)|(?<=:)(?=\S)|(?<=www)(?=\.)", re.IGNO
 _WORD_JOINER = "&#8288;"
 
 
-def render_markdown(report: Report, *, width: int = 80, colour: bool = False) -> str:
+def render_markdown(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
     """GitHub and GitLab flavoured Markdown, at most 65,000 characters."""
     del width, colour
     blocks = [
@@ -50,8 +51,10 @@ def render_markdown(report: Report, *, width: int = 80, colour: bool = False) ->
         f"{_text(verdict_sentence(report))}<br><sub>{_text(facts_of(report))}</sub>",
         *_tables(report),
         *_comparison(report),
-        *_beside_reference(report),
+        *_besides(report),
+        *_behaviour(report),
         *_coverage(report),
+        *_repair(report, asked),
     ]
     text = ""
     for block in blocks:
@@ -124,10 +127,16 @@ def _comparison(report: Report) -> Iterator[str]:
             yield _folded(f"{len(told)} of the baseline {name} {what}", "\n".join(lines))
 
 
-def _beside_reference(report: Report) -> Iterator[str]:
-    if report.reference is not None:
-        lines = [f"- {_text(shortened(line, MESSAGE_CHARACTERS))}" for line in reference_lines(report.reference)]
-        yield _folded(_text(shortened(reference_title(report.reference), MESSAGE_CHARACTERS)), "\n".join(lines))
+def _besides(report: Report) -> Iterator[str]:
+    for _, title, lines in besides(report):
+        items = [f"- {_text(shortened(line, MESSAGE_CHARACTERS))}" for line in lines]
+        yield _folded(_text(shortened(title, MESSAGE_CHARACTERS)), "\n".join(items))
+
+
+def _behaviour(report: Report) -> Iterator[str]:
+    if report.behaviour is not None:
+        lines = [f"- {_text(shortened(line, MESSAGE_CHARACTERS))}" for line in behaviour_lines(report.behaviour)]
+        yield _folded(_text(shortened(behaviour_title(report.behaviour), MESSAGE_CHARACTERS)), "\n".join(lines))
 
 
 def _coverage(report: Report) -> Iterator[str]:
@@ -139,6 +148,14 @@ def _coverage(report: Report) -> Iterator[str]:
         yield _folded(f"not checked ({len(skipped)})", _questions(skipped))
     told = ", ".join(checked) + "\n\nHow many files, tensors or layers each rule decided."
     yield _folded(f"checked ({len(checked)} rules)", told) if checked else "checked: nothing"
+
+
+def _repair(report: Report, asked: str | None) -> Iterator[str]:
+    repair = repair_sentence(report, asked)
+    if repair is not None:
+        before, command, after = repair
+        # Whole, however long: a command that is cut is none.
+        yield f"{_text(before)} <code>{_text(command)}</code> {_text(after)}"
 
 
 def _questions(questions: Mapping[Question, list[str]]) -> str:

@@ -21,9 +21,9 @@ PLACES_UP_TO = 100
 TENSOR_CHARACTERS = 1024
 
 
-def render_sarif(report: Report, *, width: int = 80, colour: bool = False) -> str:
+def render_sarif(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
     """One run with a result for each finding."""
-    del width, colour
+    del width, colour, asked
     rules = list(dict.fromkeys([row.rule for row in report.coverage] + [found.rule for found in report.findings]))
     log = {
         "$schema": SCHEMA,

@@ -7,10 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from glassblock.reports.behaviour_lines import behaviour_lines, behaviour_title
 from glassblock.reports.layer_table import layer_table
 from glassblock.reports.page import page
+from glassblock.reports.repair_command import repair_sentence
 from glassblock.reports.wording import (
     Question,
+    besides,
     checked_rules,
     evidence_line,
     facts_of,
@@ -18,8 +21,6 @@ from glassblock.reports.wording import (
     layers_of,
     located_message,
     question_sentence,
-    reference_lines,
-    reference_title,
     remembered,
     unasked,
     undecided,
@@ -35,12 +36,12 @@ FULL_UP_TO = 3
 LISTED_UP_TO = 8
 
 
-def render_text(report: Report, *, width: int = 80, colour: bool = False) -> str:
+def render_text(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
     """The report as text of at most `width` columns."""
-    return page(_sections(report, width), width=width, colour=colour)
+    return page(_sections(report, width, asked), width=width, colour=colour)
 
 
-def _sections(report: Report, width: int) -> Iterator[RenderableType]:
+def _sections(report: Report, width: int, asked: str | None) -> Iterator[RenderableType]:
     yield _header(report)
     yield _verdict(report)
     for group in grouped_findings(report.findings):
@@ -48,16 +49,25 @@ def _sections(report: Report, width: int) -> Iterator[RenderableType]:
         yield _finding_group(group)
     if report.comparison is not None:
         yield from _comparison(report.comparison)
-    if report.reference is not None:
+    for _, title, lines in besides(report):
         yield Text()
-        yield Text(reference_title(report.reference), "bold", overflow="fold")
-        yield from (Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in reference_lines(report.reference))
+        yield Text(title, "bold", overflow="fold")
+        yield from (Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in lines)
+    if report.behaviour is not None:
+        yield Text()
+        yield Text(behaviour_title(report.behaviour), "bold", overflow="fold")
+        yield from (Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in behaviour_lines(report.behaviour))
     table = layer_table(report.layers, width=width)
     if table is not None:
         yield Text()
         yield table
     yield Text()
     yield _coverage(report.coverage)
+    repair = repair_sentence(report, asked)
+    if repair is not None:
+        before, command, after = repair
+        yield Text()
+        yield Text.assemble(before, " ", (command, "bold"), " ", (after, "dim"), overflow="fold")
 
 
 def _header(report: Report) -> Text:

@@ -5,7 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from glassblock.reports.ranges import layer_ranges
-from glassblock.wire.audits import Coverage, Finding, KnownFinding, Level, ReferenceSummary, Relation, Report
+from glassblock.wire.audits import (
+    CaptureSummary,
+    CoefficientRange,
+    Coverage,
+    Finding,
+    KnownFinding,
+    Level,
+    MergeSummary,
+    ReferenceSummary,
+    Relation,
+    Report,
+)
 from glassblock.wire.printable import printable
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
@@ -23,6 +34,8 @@ RELATIONS: Mapping[Relation, str] = {
     "other-model": "another model",
     "unanswered": "not answered",
 }
+LISTED = 8
+"""Values of a list of evidence that are told."""
 GROUP_UP_TO = 3
 """Values of a group of evidence that still go into the line."""
 
@@ -111,6 +124,70 @@ def reference_lines(reference: ReferenceSummary) -> Iterator[str]:
         yield printable(f"not read: {reference.unread[0]}" + (" and others" if len(reference.unread) > 1 else ""))
 
 
+def merge_lines(merge: MergeSummary) -> Iterator[str]:
+    """What a comparison with several checkpoints showed, a line each."""
+    for group in merge.groups:
+        mixed = ", ".join(f"{part.reference} {_range(part)}" for part in group.coefficients)
+        left = (
+            "" if not group.coefficients or group.largest_residual is None else f", off by {group.largest_residual:.2g}"
+        )
+        example = f" ({group.examples[0]})" if group.examples else ""
+        yield printable(f"{group.tensors:,} tensors: {group.words}{f': {mixed}{left}' if mixed else ''}{example}")
+    stacked = [layer for layer in merge.layers if any(source.layer != layer.layer for source in layer.sources)]
+    for layer in stacked[:REFERENCE_UP_TO]:
+        sources = ", ".join(f"layer {source.layer} of {source.reference}" for source in layer.sources)
+        yield printable(f"layer {layer.layer} is {sources}")
+    if len(stacked) > REFERENCE_UP_TO:
+        yield f"and {len(stacked) - REFERENCE_UP_TO:,} more layers; the JSON report lists all"
+    if merge.unmatched:
+        more = f" and {len(merge.unmatched) - 3:,} more" if len(merge.unmatched) > 3 else ""
+        yield printable(f"in none of them: {', '.join(merge.unmatched[:3])}{more}")
+    if merge.unread:
+        yield printable(f"not read: {merge.unread[0]}" + (" and others" if len(merge.unread) > 1 else ""))
+
+
+def _range(part: CoefficientRange) -> str:
+    steady = part.most - part.least < 0.0005
+    return f"{part.least:.3f}" if steady else f"{part.least:.3f} to {part.most:.3f}"
+
+
+def merge_title(merge: MergeSummary) -> str:
+    """What the checkpoint is made of, in a line."""
+    return printable(f"beside {', '.join(merge.references)}: {merge.words}")
+
+
+def capture_lines(captures: CaptureSummary) -> Iterator[str]:
+    """What captured tensors showed: layers with one verdict together where they are as declared, others one by one."""
+    quiet = [layer.layer for layer in captures.layers if layer.verdict == "as-declared"]
+    if quiet:
+        yield f"as declared: {layer_ranges(quiet)}"
+    others = [layer for layer in captures.layers if layer.verdict != "as-declared"]
+    for layer in others[:REFERENCE_UP_TO]:
+        yield printable(f"layer {layer.layer}: {layer.verdict}: {layer.message}")
+    if len(others) > REFERENCE_UP_TO:
+        yield f"and {len(others) - REFERENCE_UP_TO:,} more layers; the JSON report lists all"
+
+
+def capture_title(captures: CaptureSummary) -> str:
+    """What was captured, and where it departs first."""
+    first = captures.first_departure
+    count = len(captures.layers)
+    told = f"{count:,} layer{'' if count == 1 else 's'}, " + (
+        "all as declared" if first is None else f"the first that is not as declared is layer {first}"
+    )
+    return printable(f"captures {captures.captures}: {told}")
+
+
+def besides(report: Report) -> Iterator[tuple[str, str, list[str]]]:
+    """A heading, a sentence and lines for each comparison that was asked for: references, captures."""
+    if report.reference is not None:
+        yield "Beside a reference", reference_title(report.reference), list(reference_lines(report.reference))
+    if report.merge is not None:
+        yield "Beside several references", merge_title(report.merge), list(merge_lines(report.merge))
+    if report.captures is not None:
+        yield "Captured tensors", capture_title(report.captures), list(capture_lines(report.captures))
+
+
 def reference_title(reference: ReferenceSummary) -> str:
     """The relation in a line."""
     return printable(f"beside {reference.checkpoint}: {RELATIONS[reference.relation]}. {reference.words}")
@@ -149,6 +226,11 @@ def _small_group(name: str, group: Mapping[str, object]) -> list[str]:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list):
+        listed = cast("list[object]", value)
+        if not any(isinstance(inner, dict | list) for inner in listed):
+            more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+            return ", ".join(map(_value, listed[:LISTED])) + more or "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from glassblock.wire.values import SCHEMA_VERSION, Answer, FamilyName, FamilyRow, Flag, Request
+from glassblock.wire.behaviour import Behaviour
+from glassblock.wire.values import SCHEMA_VERSION, Answer, FamilyName, FamilyRow, Flag, Request, Text, TokenIds
 
 Level = Literal["error", "warning", "note"]
 Certainty = Literal["proved", "statistical", "conflict", "risk"]
@@ -18,6 +19,9 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 
 
+CheckpointName = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
 class AuditRequest(Request):
     """Audit a checkpoint, with every rule or with those named."""
 
@@ -27,14 +31,16 @@ class AuditRequest(Request):
     against: Annotated[dict[str, Any] | None, Field(description="another engine's config, as an object")] = None
     against_name: Annotated[str, Field(max_length=8192, description="what to call that config")] = "against"
     rules: Annotated[tuple[str, ...] | None, Field(min_length=1, description="all rules when left out")] = None
-    certify: Annotated[Flag, Field(description="compute the certified bound of every tensor, not of suspects")] = False
+    certify: Annotated[
+        Flag, Field(description="certify every tensor, not suspects alone, and ask a text of every layer")
+    ] = False
     digest: Annotated[
         Literal["fast", "sha256", "none"],
         Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
     ] = "fast"
     reference: Annotated[
-        str | None,
-        Field(min_length=1, max_length=4096, description="another checkpoint to compare every tensor with"),
+        CheckpointName | Annotated[tuple[CheckpointName, ...], Field(min_length=1, max_length=16)] | None,
+        Field(description="another checkpoint to compare with; or several, to tell which tensors are made of which"),
     ] = None
     captures: Annotated[
         str | None,
@@ -45,6 +51,8 @@ class AuditRequest(Request):
             "them under a root",
         ),
     ] = None
+    token_ids: TokenIds = None
+    text: Text = None
 
 
 class Progress(Answer):
@@ -197,6 +205,56 @@ class ReferenceSummary(Answer):
     profile: Annotated[tuple[LayerCosine, ...], Field(description="where numbers differ")] = ()
 
 
+class CoefficientRange(Answer):
+    """What one reference is multiplied by in a mix, over several tensors."""
+
+    reference: str
+    least: float
+    most: float
+    largest_error: Annotated[float, Field(description="standard error, from what the mix leaves over")]
+
+
+class MixGroup(Answer):
+    """Tensors that are made of several references in one way."""
+
+    kind: Annotated[str, Field(description="shared, copy, mix, near or neither")]
+    words: str
+    tensors: int
+    coefficients: tuple[CoefficientRange, ...] = ()
+    largest_residual: Annotated[float | None, Field(description="|tensor - mix| / |tensor|")] = None
+    examples: tuple[str, ...] = ()
+
+
+class MergeSource(Answer):
+    """A layer of a reference."""
+
+    reference: str
+    layer: int
+
+
+class MergedLayer(Answer):
+    """What one layer is made of; null for what lies outside of all layers."""
+
+    layer: int | None
+    kind: Annotated[str, Field(description="that of its tensors, or several")]
+    sources: tuple[MergeSource, ...] = ()
+    tensors: int
+    coefficients: tuple[CoefficientRange, ...] = ()
+    largest_residual: float | None = None
+
+
+class MergeSummary(Answer):
+    """What a comparison with several checkpoints showed."""
+
+    references: tuple[str, ...]
+    words: Annotated[str, Field(description="what the checkpoint is made of, in a sentence")]
+    mapped: Annotated[int, Field(description="tensors, or parts of fused ones, that a reference has as well")]
+    groups: tuple[MixGroup, ...] = ()
+    layers: tuple[MergedLayer, ...] = ()
+    unmatched: Annotated[tuple[str, ...], Field(description="tensors that none of them has")] = ()
+    unread: Annotated[tuple[str, ...], Field(description="what could not be read, and why")] = ()
+
+
 class CapturedLayer(Answer):
     """What captured tensors say of one layer."""
 
@@ -229,16 +287,23 @@ class Report(Answer):
     reference: Annotated[ReferenceSummary | None, Field(description="with another checkpoint, where one was given")] = (
         None
     )
+    merge: Annotated[MergeSummary | None, Field(description="with several other checkpoints, where given")] = None
     captures: Annotated[CaptureSummary | None, Field(description="with captured tensors, where some were given")] = None
+    behaviour: Annotated[Behaviour | None, Field(description="what a text says, where one was given")] = None
 
 
 class Audit(Answer):
-    """An audit as a job."""
+    """An audit as a job, or another operation that was asked for as one."""
 
     id: str
+    operation: Annotated[str, Field(description="as the client's method is called")] = "start_audit"
     state: JobState
-    checkpoint: str
+    checkpoint: Annotated[str, Field(description="empty where none was named")]
     progress: Progress
+    findings: Annotated[
+        tuple[Finding, ...],
+        Field(description="of the last attempt, the first thousand; what stands is in the report, once there is one"),
+    ] = ()
     report: Report | None = None
     problem: Annotated[dict[str, Any] | None, Field(description="problem document, when it failed")] = None
     created: datetime | None = None
@@ -251,6 +316,7 @@ class AuditQuery(Request):
     """Which audits to list, and how many at once. Travels in the query of the URL."""
 
     state: JobState | None = None
+    operation: Annotated[str | None, Field(max_length=64, description="`start_audit`, `jacobians` and so on")] = None
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096, description="of this checkpoint only")] = (
         None
     )
@@ -272,8 +338,13 @@ class AuditEvent(Answer):
     """Something that happened to an audit. Ids of one audit increase."""
 
     id: int
-    kind: Literal["state", "progress"]
+    kind: Annotated[str, Field(description="state, progress or finding; a newer service may tell more")]
     at: datetime
     state: JobState
     progress: Progress
+    finding: Annotated[Finding | None, Field(description="what a rule has just found; the report decides")] = None
     attempts: int = 0
+
+
+class JobAnswer(Answer):
+    """What a job ended with: the answer of its operation, as that endpoint would have sent it."""

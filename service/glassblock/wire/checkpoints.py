@@ -42,6 +42,7 @@ class CheckpointSummary(Answer):
     tensors: int
     bytes: int
     faults: int
+    dtypes: Annotated[dict[str, int], Field(description="tensors per stored type")] = {}
 
 
 class CheckpointList(Answer):

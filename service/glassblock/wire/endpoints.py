@@ -7,7 +7,7 @@ neither has more nor less.
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from glassblock.wire.audits import Audit, AuditEvent, AuditList, AuditQuery, AuditRequest, Report
+from glassblock.wire.audits import Audit, AuditEvent, AuditList, AuditQuery, AuditRequest, JobAnswer, Report
 from glassblock.wire.blocks import BlockRunAnswer, BlockRunRequest
 from glassblock.wire.budgets import BudgetAnswer, BudgetRequest
 from glassblock.wire.checkpoints import CheckpointDetail, CheckpointList, Residency, ResidencyRequest
@@ -54,6 +54,7 @@ class Endpoint(Generic[RequestT, AnswerT]):
         headers: Names of request headers that say something to this endpoint alone.
         media_type: What an answer is sent as that is no JSON message; `answer` then says what it holds.
         scope: What a key must allow, where that is not what the method says; "open" asks for no key.
+        job: Whether it may be asked for as a job: `Prefer: respond-async` is answered with 202 and an `Audit`.
 
     The request of a GET travels in the query of the URL, one parameter for each field.
     """
@@ -71,6 +72,7 @@ class Endpoint(Generic[RequestT, AnswerT]):
     headers: tuple[str, ...] = ()
     media_type: str | None = None
     scope: Scope | Literal["open"] | None = None
+    job: bool = False
 
     def reads_tensor(self, name: str) -> bool:
         """Whether a request may carry a tensor of this name."""
@@ -161,6 +163,7 @@ RUN_BLOCK = Endpoint(
     answer=BlockRunAnswer,
     tensors_in=("x",),
     tensors_out=True,
+    job=True,
     summary="Run one block with its stages captured.",
 )
 EXPLAIN_BLOCK = Endpoint(
@@ -171,6 +174,7 @@ EXPLAIN_BLOCK = Endpoint(
     answer=ExplainAnswer,
     tensors_in=CAPTURED_STAGES,
     layered=True,
+    job=True,
     summary="Name the mistake that explains tensors captured elsewhere.",
 )
 NORM_STATISTICS = Endpoint(
@@ -181,6 +185,7 @@ NORM_STATISTICS = Endpoint(
     answer=NormStatisticsAnswer,
     tensors_in=("x", "gain"),
     tensors_out=True,
+    job=True,
     summary="Statistics, outputs, Jacobians and invariances of the norms of x.",
 )
 COMPARE_RESIDUALS = Endpoint(
@@ -191,6 +196,7 @@ COMPARE_RESIDUALS = Endpoint(
     answer=ResidualCompareAnswer,
     tensors_in=("x", "matrix"),
     tensors_out=True,
+    job=True,
     summary="The same sublayer wired pre-, post- and sandwich-norm.",
 )
 JACOBIANS = Endpoint(
@@ -201,6 +207,7 @@ JACOBIANS = Endpoint(
     answer=JacobiansAnswer,
     tensors_in=("x",),
     tensors_out=True,
+    job=True,
     summary="Norms of Jacobians per layer and token, each with how it was had.",
 )
 LIKELIHOODS = Endpoint(
@@ -209,6 +216,7 @@ LIKELIHOODS = Endpoint(
     path="/v1/likelihoods",
     request=LikelihoodRequest,
     answer=LikelihoodAnswer,
+    job=True,
     summary="How likely a checkpoint finds a text, token by token.",
 )
 BUDGETS = Endpoint(
@@ -263,6 +271,15 @@ AUDIT_REPORT = Endpoint(
     answer=Report,
     summary="The report of an audit, in the format asked for by ?format= or Accept.",
 )
+AUDIT_ANSWER = Endpoint(
+    name="audit_answer",
+    method="GET",
+    path="/v1/audits/{id}/answer",
+    request=Nothing,
+    answer=JobAnswer,
+    tensors_out=True,
+    summary="What a job ended with, in the form it was asked for.",
+)
 AUDIT = Endpoint(
     name="audit",
     method="GET",
@@ -285,6 +302,7 @@ REPAIR = Endpoint(
     path="/v1/repairs",
     request=RepairRequest,
     answer=RepairAnswer,
+    job=True,
     summary="Repair a checkpoint into a new directory, or say what would be done.",
 )
 SELFTEST = Endpoint(
@@ -293,6 +311,7 @@ SELFTEST = Endpoint(
     path="/v1/selftests",
     request=SelftestRequest,
     answer=SelftestAnswer,
+    job=True,
     summary="Plant each mistake in a checkpoint, in memory, and say what an audit finds.",
 )
 RULES = Endpoint(
@@ -328,6 +347,7 @@ ENDPOINTS: tuple[Endpoint[Request, Answer], ...] = (  # pyright: ignore[reportAs
     AUDITS,
     AUDIT_EVENTS,
     AUDIT_REPORT,
+    AUDIT_ANSWER,
     AUDIT,
     CANCEL_AUDIT,
     REPAIR,

@@ -14,12 +14,14 @@ from glassblock.wire.values import (
     Request,
     Sample,
     Sourced,
+    Text,
     Whole,
 )
 
 JacobianPart = Literal["norm", "ffn", "branch", "block", "attention", "mixture", "layer"]
 JacobianNorm = Literal["frobenius", "spectral", "trace", "radial_gain", "smallest", "condition_number"]
 Certificate = Literal["probabilistic", "certain"]
+TextStates = Literal["embedding", "reached"]
 
 CHEAP_NORMS: tuple[JacobianNorm, ...] = ("frobenius", "spectral", "trace", "radial_gain")
 
@@ -57,8 +59,17 @@ class JacobiansRequest(Request):
         Field(
             min_length=1,
             max_length=65_536,
-            description="their embedding rows as x, for every layer; of attention, a mixture and a whole layer, what "
-            "the text is when it enters that layer",
+            description="a text, from its first token; see `states`",
+        ),
+    ] = None
+    text: Text = None
+    states: Annotated[
+        TextStates | None,
+        Field(
+            description="what x is of a text. reached: what the model makes of it, at each layer what enters that part, "
+            "the layers below and, for a part of the feed-forward block, the layer's own attention run first. embedding: "
+            "the tokens' embedding rows at every layer. When left out: reached of `text`, and of the parts attention, "
+            "mixture and layer, which take nothing else; embedding of `token_ids`"
         ),
     ] = None
     sample: Sample | None = None
@@ -256,7 +267,10 @@ class JacobiansAnswer(Answer):
     device: str
     width: Annotated[int, Field(description="d_model: J is width x width for each token")]
     norms: tuple[JacobianNorm, ...]
-    token_ids: Annotated[tuple[int, ...] | None, Field(description="of the rows of x, where they are embedding rows")]
+    token_ids: Annotated[tuple[int, ...] | None, Field(description="of the rows of x, where they are those of tokens")]
+    states: Annotated[
+        TextStates | None, Field(description="what x is of those tokens: as asked for; null where x was posted")
+    ] = None
     layers: tuple[LayerJacobians, ...]
     depth: Depth | None = None
     read: BytesRead

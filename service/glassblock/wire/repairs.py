@@ -1,11 +1,11 @@
 """`/v1/repairs`: what could be repaired of a checkpoint, what could not, and the audits before and after."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from glassblock.wire.audits import Level, Report
-from glassblock.wire.values import Answer, Flag, Request
+from glassblock.wire.values import Answer, FamilyName, FamilyRow, Flag, Request
 
 
 class RepairRequest(Request):
@@ -24,7 +24,14 @@ class RepairRequest(Request):
             min_length=1, max_length=4096, description="another checkpoint under a root, to compare every tensor with"
         ),
     ] = None
-    family: Annotated[str | None, Field(description="row of the family table, when no config names one")] = None
+    against: Annotated[dict[str, Any] | None, Field(description="another engine's config, as an object")] = None
+    against_name: Annotated[str, Field(max_length=8192, description="what to call that config")] = "against"
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    digest: Annotated[
+        Literal["fast", "sha256", "none"],
+        Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
+    ] = "fast"
 
 
 class RepairEdit(Answer):

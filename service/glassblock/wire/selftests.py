@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, Request, Whole
+from glassblock.wire.values import Answer, FamilyName, FamilyRow, Request, Whole
 
 Outcome = Literal["found", "found-in-part", "found-otherwise", "undecidable", "not-found", "not-applicable"]
 """`found`: a rule meant for the mistake fired, in every layer that it was planted in."""
@@ -20,7 +20,12 @@ class SelftestRequest(Request):
     layers: Annotated[
         tuple[Whole, ...] | None, Field(min_length=1, description="layers to plant in; all when left out")
     ] = None
-    family: Annotated[str | None, Field(description="row of the family table, when no config names one")] = None
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    digest: Annotated[
+        Literal["fast", "sha256", "none"],
+        Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
+    ] = "fast"
 
 
 class PlantedMistake(Answer):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from glassblock.checkpoint.conditions import EveryLayer, FromLayer, LayerKind, Neither, Whole, unless
+from glassblock.checkpoint.conditions import Every, EveryLayer, FromLayer, LayerKind, Whole, unless
 from glassblock.checkpoint.families.attention_makers import (
     ATTENTION_BIAS,
     BY_QUERY_SCALAR,
@@ -29,6 +29,7 @@ from glassblock.checkpoint.families.makers import (
     source,
     where,
 )
+from glassblock.checkpoint.families.mixture_makers import experts_of, fused_network, with_experts
 from glassblock.checkpoint.family import (
     Architecture,
     LogitsRow,
@@ -132,6 +133,8 @@ GEMMA3 = like(
     ),
 )
 
+_SPARSITIES = ("activation_sparsity_pattern",)
+_GEMMA3N_NETWORK = replace(gated(GELU_TANH, NEVER), width=None)
 _GEMMA3N_NORMS = (
     *norms("rms_f32mul_pow", EPS_6, *SANDWICH_NORMS),
     *query_key_norms("rms_f32mul_pow", EPS_6, ("head_dim",), ("head_dim",)),
@@ -151,19 +154,28 @@ GEMMA3N = like(
             "intermediate": SizeSetting(("intermediate_size.0", "intermediate_size"), 16384),
         }
     ),
-    feed_forward=replace(gated(GELU_TANH, NEVER), width=None),
+    feed_forward=_GEMMA3N_NETWORK,
     norms=_GEMMA3N_NORMS,
     layer_variants=(
         Variant(
-            Neither((LayerKind(("activation_sparsity_pattern",), (0, 0.0), FromLayer(Whole((), 10))),)),
-            MappingProxyType({"not_run": "its gate is thinned (activation_sparsity_pattern)"}),
+            LayerKind(_SPARSITIES, (0.95,), unless(FromLayer(Whole((), 10)))),
+            MappingProxyType({"feed_forward": replace(_GEMMA3N_NETWORK, gate_sparsity=0.95)}),
+        ),
+        Variant(
+            unless(LayerKind(_SPARSITIES, (0, 0.0, 0.95), Every(()))),
+            MappingProxyType(
+                {"not_run": "another share of its gate is cut away than 0.95 (activation_sparsity_pattern)"}
+            ),
         ),
     ),
     notes=(
         "Gains are used as stored: no 1 is added, unlike in Gemma 1 to 3.",
+        "Of the first ten layers' gates all but the largest twentieth is cut away (activation_sparsity_pattern).",
         "What comes after the network's residual add, AltUp and the input of each layer, is no part of the block.",
     ),
 )
+
+_GEMMA4_SIZES = sizes(2304, 9216, 30, 8, 262144, kv_heads=4, head_dim=256)
 
 GEMMA4 = like(
     GEMMA2,
@@ -173,7 +185,7 @@ GEMMA4 = like(
     "Gemma4ForConditionalGeneration",
     "Gemma4Model",
     model_types=("gemma4_text", "gemma4"),
-    sizes=sizes(2304, 9216, 30, 8, 262144, kv_heads=4, head_dim=256),
+    sizes=_GEMMA4_SIZES,
     feed_forward=replace(gated(GELU_TANH, NEVER), width=None),
     norms=norms("rms_f32mul_pow", EPS_6, *SANDWICH_NORMS),
     config_variants=(
@@ -182,10 +194,36 @@ GEMMA4 = like(
             equals=True,
             default=False,
             not_run="its experts and its dense network run side by side (enable_moe_block)",
+            mixture=experts_of(
+                "router.proj",
+                fused_network(
+                    "experts.gate_up_proj",
+                    "experts.down_proj",
+                    activation=GELU_TANH,
+                    suffixes=("", "_bias"),
+                    width=("expert_width",),
+                ),
+                arrangement="stacked",
+            ),
+            sizes=with_experts(
+                _GEMMA4_SIZES,
+                (("num_experts",), 128),
+                (("top_k_experts",), 8),
+                expert_width=(("moe_intermediate_size",), 704),
+            ),
+            norms=norms(
+                "rms_f32mul_pow",
+                EPS_6,
+                *SANDWICH_NORMS,
+                ("dense_out", "post_feedforward_layernorm_1"),
+                ("experts_in", "pre_feedforward_layernorm_2"),
+                ("experts_out", "post_feedforward_layernorm_2"),
+            ),
         ),
     ),
     notes=(
         "Gains are used as stored: no 1 is added, unlike in Gemma 1 to 3.",
+        "Where enable_moe_block is set, experts run beside the dense network, each with norms of its own.",
         "Layers that reuse keys and values may be twice as wide (use_double_wide_mlp).",
         "What comes after the network's residual add, layer inputs and layer_scalar, is no part of the block.",
     ),

@@ -1,10 +1,14 @@
 """The GLM families."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
-from glassblock.checkpoint.attention_row import INTERLEAVED
-from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS_ON, heads, rotary
+from glassblock.checkpoint.attention_row import INTERLEAVED, AttentionRow, RotaryRow
+from glassblock.checkpoint.conditions import Declares, Every, Says, either, unless
+from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS_ON, fused_heads, heads, rotary
 from glassblock.checkpoint.families.makers import (
+    AS_MANY_AS_HEADS,
     NEVER,
     PRE_NORMS,
     SILU,
@@ -23,8 +27,10 @@ from glassblock.checkpoint.family import (
     FeedForwardRow,
     FusedProjection,
     Setting,
+    Size,
     SizeSetting,
     Trunk,
+    Variant,
 )
 from glassblock.numerics.wiring import Placement
 
@@ -76,6 +82,38 @@ _CHATGLM_PLACES: Places = (
     ("ffn_in", "post_attention_layernorm"),
     ("final", "encoder.final_layernorm"),
 )
+_CHATGLM_SIZES: Mapping[Size, SizeSetting] = MappingProxyType(
+    {
+        "hidden": SizeSetting(("hidden_size",), 4096),
+        "intermediate": SizeSetting(("ffn_hidden_size",), 13696),
+        "layers": SizeSetting(("num_layers",), 28),
+        "heads": SizeSetting(("num_attention_heads",), 32),
+        "kv_heads": SizeSetting(("multi_query_group_num",), 1),
+        "head_dim": SizeSetting(("kv_channels",), 128),
+        "vocab": SizeSetting(("padded_vocab_size",), 65024),
+    }
+)
+_LAYER_NORMS = Declares(("rmsnorm",), (False,), default=True)
+_WITHOUT_LAST = Declares(("post_layer_norm",), (False,), default=True)
+
+
+def _chatglm_heads(arrangement: Literal["blocks", "groups"]) -> AttentionRow:
+    """Neighbouring channels of the first half of every head are turned."""
+    return fused_heads(
+        "self_attention.query_key_value",
+        "self_attention.dense",
+        arrangement=arrangement,
+        bias=Setting(("add_qkv_bias",), default=False),
+        output_bias=NEVER,
+        rotary=RotaryRow(
+            theta=Setting((), 10000.0),
+            forms=(),
+            share=Setting((), 0.5),
+            arrangement=INTERLEAVED,
+            max_positions=Setting(("seq_length",), 2048.0),
+        ),
+    )
+
 
 CHATGLM = like(
     GLM,
@@ -84,17 +122,7 @@ CHATGLM = like(
     "ChatGLMForConditionalGeneration",
     trunks=(Trunk("transformer.", "transformer.output_layer.weight"), Trunk("", "output_layer.weight")),
     layer="encoder.layers.{i}.",
-    sizes=MappingProxyType(
-        {
-            "hidden": SizeSetting(("hidden_size",), 4096),
-            "intermediate": SizeSetting(("ffn_hidden_size",), 13696),
-            "layers": SizeSetting(("num_layers",), 28),
-            "heads": SizeSetting(("num_attention_heads",), 32),
-            "kv_heads": SizeSetting(("multi_query_group_num",), 1),
-            "head_dim": SizeSetting(("kv_channels",), 128),
-            "vocab": SizeSetting(("padded_vocab_size",), 65024),
-        }
-    ),
+    sizes=_CHATGLM_SIZES,
     feed_forward=FeedForwardRow(
         fused=FusedProjection("mlp.dense_h_to_4h.weight", "mlp.dense_h_to_4h.bias"),
         down=linear("mlp.dense_4h_to_h"),
@@ -104,13 +132,37 @@ CHATGLM = like(
     norms=norms("rms_chatglm", _CHATGLM_EPS, *_CHATGLM_PLACES),
     embedding="embedding.word_embeddings.weight",
     verified="source only",
-    sources=("THUDM/chatglm3-6b: modeling_chatglm.py, configuration_chatglm.py",),
+    sources=(
+        "THUDM/chatglm3-6b: modeling_chatglm.py, configuration_chatglm.py",
+        "vllm-project/vllm: vllm/model_executor/models/chatglm.py",
+    ),
+    attention=_chatglm_heads("blocks"),
     config_variants=(
+        where(
+            "multi_query_attention",
+            equals=False,
+            default=False,
+            sizes=MappingProxyType({**_CHATGLM_SIZES, "kv_heads": SizeSetting((), AS_MANY_AS_HEADS)}),
+            attention=_chatglm_heads("groups"),
+        ),
+        where("add_bias_linear", equals=True, default=False, attention=None),
+        Variant(
+            either(Says(("rope_ratio",)), Declares(("original_rope",), (False,), default=True)),
+            MappingProxyType({"attention": None}),
+        ),
         where(
             "rmsnorm",
             equals=False,
             default=True,
             norms=norms("layernorm", _CHATGLM_EPS, *_CHATGLM_PLACES, has_bias=True),
+        ),
+        Variant(
+            Every((_WITHOUT_LAST, unless(_LAYER_NORMS))),
+            MappingProxyType({"norms": norms("rms_chatglm", _CHATGLM_EPS, *_CHATGLM_PLACES[:2])}),
+        ),
+        Variant(
+            Every((_WITHOUT_LAST, _LAYER_NORMS)),
+            MappingProxyType({"norms": norms("layernorm", _CHATGLM_EPS, *_CHATGLM_PLACES[:2], has_bias=True)}),
         ),
         where(
             "apply_residual_connection_post_layernorm",
@@ -119,7 +171,11 @@ CHATGLM = like(
             not_run="the residual is taken after the norm (apply_residual_connection_post_layernorm)",
         ),
     ),
-    notes=("dense_h_to_4h holds the gate in its first half and the up projection in its second.",),
+    notes=(
+        "dense_h_to_4h holds the gate in its first half and the up projection in its second.",
+        "query_key_value holds all queries, then keys, then values; without multi_query_attention head by head.",
+        "rope_ratio multiplies theta in some releases and divides positions in others: attention is not read with it.",
+    ),
 )
 
 

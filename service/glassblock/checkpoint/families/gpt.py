@@ -237,7 +237,7 @@ NANOGPT = like(
     attention=fused_heads("attn.c_attn", "attn.c_proj", bias=Setting(("bias",), default=True), rotary=None),
     positions=PositionsRow("wpe.weight"),
     notes=(
-        "Every name is GPT-2's, weights are stored [out, in], and GELU is the exact one.",
+        "Every name is GPT-2's, weights are stored [out, in], and GELU is the exact one; its older code had tanh's.",
         "A compiled model has _orig_mod. in front of its names. The arguments of the model, as config.json, are read.",
     ),
 )
@@ -275,7 +275,10 @@ JAIS = like(
             ),
         ),
     ),
-    notes=("c_fc2 is the gate and c_fc the up projection; there is a gate where activation_function is swiglu.",),
+    notes=(
+        "c_fc2 is the gate and c_fc the up projection; there is a gate where activation_function is swiglu.",
+        "The multiplier of the embedding also multiplies learned positions. Its attention has ALiBi, and is not read.",
+    ),
 )
 
 REFACT = like(
@@ -283,6 +286,8 @@ REFACT = like(
     "refact",
     "GPTRefactForCausalLM",
     model_types=("gpt_refact",),
+    trunks=(Trunk("", "lm_head.weight"),),
+    layer="transformer.h.{i}.",
     sizes=MappingProxyType({**gpt_sizes(2048, 32, 32, 49216, kv_heads=1), "intermediate": SizeSetting((), None)}),
     feed_forward=FeedForwardRow(
         fused=FusedProjection("mlp.gate_up_proj.weight", "mlp.gate_up_proj.bias"),
@@ -291,13 +296,16 @@ REFACT = like(
         bias=NEVER,
         width=None,
     ),
-    norms=norms("rms_llama", EPS_GPT, *_GPT2_PLACES),
+    norms=norms("layernorm_nobias", EPS_GPT, *_GPT2_PLACES),
+    embedding="transformer.wte.weight",
     tied=UNTIED,
     verified="source only",
-    sources=("ggml-org/llama.cpp: conversion of GPTRefactForCausalLM, and its graph",),
-    not_run="the order of operations in its norms was not read in its own code",
+    sources=("smallcloudai/Refact-1_6B-fim: modeling_gpt_refact.py",),
     config_variants=(),
-    notes=("The width is two thirds of n_inner, rounded up to a multiple of 256.",),
+    notes=(
+        "The width is two thirds of n_inner, rounded up to a multiple of 256. The last norm lies beside the trunk.",
+        "Norms are LayerNorms without a bias; llama.cpp's graph takes them for RMSNorms. Attention has ALiBi.",
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+from glassblock.checkpoint.conditions import Declares, unless
 from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS, MULTIPLIER, heads, latent_heads, rotary
 from glassblock.checkpoint.families.llama import LLAMA
 from glassblock.checkpoint.families.makers import (
@@ -15,6 +16,7 @@ from glassblock.checkpoint.families.makers import (
     norms,
     sizes,
 )
+from glassblock.checkpoint.families.mixture_makers import META, MIXTRAL_ROUTING, experts_of, network, with_experts
 from glassblock.checkpoint.family import (
     LogitsRow,
     NormRow,
@@ -22,7 +24,9 @@ from glassblock.checkpoint.family import (
     Ratio,
     Setting,
     SizeSetting,
+    Variant,
 )
+from glassblock.numerics.rotary import RotaryPrecision
 
 GRANITE = like(
     LLAMA,
@@ -74,9 +78,25 @@ MINICPM = like(
     branch_scale=OverRootDepth(Setting(("scale_depth",), 1.0)),
     embedding_scale=Setting(("scale_emb",), 1.0),
     verified="source only",
-    sources=("openbmb/MiniCPM-2B-sft-bf16: modeling_minicpm.py, configuration_minicpm.py",),
-    attention=heads(bias=ATTENTION_BIAS),
+    sources=(
+        "openbmb/MiniCPM-2B-sft-bf16: modeling_minicpm.py, configuration_minicpm.py",
+        "vllm-project/vllm: vllm/model_executor/models/minicpm.py",
+    ),
+    config_variants=(
+        Variant(
+            unless(Declares(("num_experts",), (0,), default=0)),
+            MappingProxyType(
+                {
+                    "feed_forward": None,
+                    "mixture": experts_of("mlp.gate", network("mlp.experts.{j}.", META), routing=MIXTRAL_ROUTING),
+                    "sizes": with_experts(LLAMA.sizes, (("num_experts",), 8), (("num_experts_per_tok",), 2)),
+                }
+            ),
+        ),
+    ),
+    attention=heads(bias=ATTENTION_BIAS, rotary=rotary(precision=RotaryPrecision.WIDE)),
     logits=LogitsRow(divisor=Setting(("dim_model_base",), 1.0), divided_by_size="hidden"),
+    notes=("With num_experts every layer is a mixture whose experts have Meta's names: w1 gates, w2 leads back.",),
 )
 
 

@@ -11,6 +11,7 @@ from glassblock.checkpoint.conditions import (
     LayerKind,
     LayerListed,
     Neither,
+    Says,
     Whole,
     either,
     unless,
@@ -39,7 +40,16 @@ from glassblock.checkpoint.families.mixture_makers import (
     with_experts,
     without_experts,
 )
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, Setting, Size, SizeSetting, Trunk, Variant
+from glassblock.checkpoint.family import (
+    Architecture,
+    FeedForwardRow,
+    MixtureRow,
+    Setting,
+    Size,
+    SizeSetting,
+    Trunk,
+    Variant,
+)
 from glassblock.numerics.wiring import Placement
 
 _CHOSEN = ("num_experts_per_tok",)
@@ -96,6 +106,16 @@ def _squared(prefix: str, width: Size = "intermediate", bias: Setting[bool] = ML
     return replace(row, width=(width,))
 
 
+def _nemotron_mixture(outer: Size) -> MixtureRow:
+    """Its experts, and the size of what they read and return."""
+    return experts_of(
+        "mixer.gate",
+        replace(_squared("mixer.experts.{j}.", width="expert_width", bias=NEVER), outer=outer),
+        shared=_squared("mixer.shared_experts.", width="shared_width"),
+        correction="mixer.gate.e_score_correction_bias",
+    )
+
+
 NEMOTRON_H = Architecture(
     name="nemotron_h",
     model_types=("nemotron_h",),
@@ -113,6 +133,7 @@ NEMOTRON_H = Architecture(
             ),
             "layers": SizeSetting(("num_hidden_layers",), None),
             "head_dim": SizeSetting(("head_dim", "attention_head_dim"), 128),
+            "latent": SizeSetting(("moe_latent_size",), None),
         }
     ),
     feed_forward=None,
@@ -126,21 +147,16 @@ NEMOTRON_H = Architecture(
         Variant(_IS_NETWORK, MappingProxyType({"feed_forward": _squared("mixer."), "norms": _BEFORE_NETWORK})),
         Variant(
             _IS_MIXTURE,
-            MappingProxyType(
-                {
-                    "mixture": experts_of(
-                        "mixer.gate",
-                        _squared("mixer.experts.{j}.", width="expert_width", bias=NEVER),
-                        shared=_squared("mixer.shared_experts.", width="shared_width"),
-                        correction="mixer.gate.e_score_correction_bias",
-                    ),
-                    "norms": _BEFORE_NETWORK,
-                }
-            ),
+            MappingProxyType({"mixture": _nemotron_mixture("hidden"), "norms": _BEFORE_NETWORK}),
+        ),
+        Variant(
+            Every((_IS_MIXTURE, Says(("moe_latent_size",)))),
+            MappingProxyType({"mixture": _nemotron_mixture("latent")}),
         ),
         Variant(Neither((_IS_NETWORK, _IS_MIXTURE)), MappingProxyType({"norms": _BEFORE_ATTENTION})),
     ),
     notes=(
+        "With moe_latent_size experts read mixer.fc1_latent_proj's output, and fc2_latent_proj leads back from theirs.",
         "Every layer has one branch, called mixer, and one norm: attention, Mamba, a network or a mixture.",
         "The key is layer_norm_epsilon, and the norms are RMSNorms.",
     ),

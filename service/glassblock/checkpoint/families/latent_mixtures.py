@@ -245,7 +245,12 @@ ARCTIC = Architecture(
     feed_forward=network("residual_mlp.", META, width=("hidden",)),
     mixture=experts_of("block_sparse_moe.gate", network("block_sparse_moe.experts.{j}.", META)),
     norms=norms(
-        "rms_llama", EPS_5, ("attn_in", "input_layernorm"), ("ffn_in", "residual_layernorm"), ("final", "norm")
+        "rms_llama",
+        EPS_5,
+        ("attn_in", "input_layernorm"),
+        ("ffn_in", "residual_layernorm"),
+        ("experts_in", "post_attention_layernorm"),
+        ("final", "norm"),
     ),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",

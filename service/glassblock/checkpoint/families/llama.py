@@ -1,5 +1,7 @@
 """Families built as Llama is: separate projections with its names, mostly pre-norm and gated."""
 
+from types import MappingProxyType
+
 from glassblock.checkpoint.attention_row import INTERLEAVED
 from glassblock.checkpoint.conditions import Declares, Every, FromLayer, LayerKind, Says, Whole, either, unless
 from glassblock.checkpoint.families.attention_makers import (
@@ -36,6 +38,7 @@ from glassblock.checkpoint.family import (
     Architecture,
     NormRow,
     Setting,
+    Variant,
 )
 from glassblock.numerics.rotary import RotaryPrecision
 from glassblock.numerics.wiring import Placement
@@ -235,6 +238,34 @@ EXAONE4 = like(
     notes=("There is no input_layernorm; post_attention_layernorm is on what attention returns, not as in Llama.",),
 )
 
+_STABLE_NORMS = norms("layernorm", EPS_LAYER_NORM, *PRE_NORMS, has_bias=True)
+_STABLE_SHARED = norms(
+    "layernorm",
+    EPS_LAYER_NORM,
+    ("attn_in", "input_layernorm"),
+    ("ffn_in", "input_layernorm"),
+    ("final", "norm"),
+    has_bias=True,
+)
+_STABLE_HEAD_NORMS = (
+    NormRow(
+        "q",
+        "self_attn.q_layernorm.norms.{h}",
+        "layernorm_nobias",
+        EPS_LAYER_NORM,
+        width=("heads", "head_dim"),
+        per_head=True,
+    ),
+    NormRow(
+        "k",
+        "self_attn.k_layernorm.norms.{h}",
+        "layernorm_nobias",
+        EPS_LAYER_NORM,
+        width=("kv_heads", "head_dim"),
+        per_head=True,
+    ),
+)
+
 STABLELM = like(
     LLAMA,
     "stablelm",
@@ -244,28 +275,25 @@ STABLELM = like(
     model_types=("stablelm", "stablelm_epoch"),
     sizes=sizes(2560, 6912, 32, 32, 50304, kv_heads=32),
     feed_forward=gated(SILU, NEVER),
-    norms=norms("layernorm", EPS_LAYER_NORM, *PRE_NORMS, has_bias=True),
+    norms=_STABLE_NORMS,
     config_variants=(
         where(
             "use_parallel_residual",
             equals=True,
             default=False,
             placement=Placement.PARALLEL,
-            norms=norms(
-                "layernorm",
-                EPS_LAYER_NORM,
-                ("attn_in", "input_layernorm"),
-                ("ffn_in", "input_layernorm"),
-                ("final", "norm"),
-                has_bias=True,
-            ),
+            norms=_STABLE_SHARED,
         ),
-        where("qk_layernorm", equals=True, default=False, attention=None),
+        where("qk_layernorm", equals=True, default=False, norms=(*_STABLE_NORMS, *_STABLE_HEAD_NORMS)),
+        Variant(
+            Every((Declares(("qk_layernorm",), (True,)), Declares(("use_parallel_residual",), (True,)))),
+            MappingProxyType({"norms": (*_STABLE_SHARED, *_STABLE_HEAD_NORMS)}),
+        ),
     ),
     attention=heads(bias=Setting(("use_qkv_bias",), default=False), output_bias=NEVER, rotary=rotary(share=0.25)),
     notes=(
         "Llama's names, and LayerNorm with a bias.",
-        "With qk_layernorm each head has a norm of its own, self_attn.q_layernorm.norms.0 and on, not read here.",
+        "With qk_layernorm each head has a norm of its own: self_attn.q_layernorm.norms.0 and on.",
     ),
 )
 

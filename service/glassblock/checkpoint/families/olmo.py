@@ -1,11 +1,25 @@
 """The OLMo families."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from glassblock.checkpoint.conditions import Declares, Every, EveryLayer, Holds, LayerKind, Neither, Whole, unless
+from glassblock.checkpoint.attention_row import AttentionRow, RotaryRow
+from glassblock.checkpoint.conditions import (
+    Declares,
+    Every,
+    EveryLayer,
+    Holds,
+    LayerKind,
+    Neither,
+    Whole,
+    either,
+    unless,
+)
 from glassblock.checkpoint.families.attention_makers import (
     ATTENTION_BIAS,
     WINDOW_4096,
+    fused_heads,
     heads,
     rotary,
     rotary_under,
@@ -27,6 +41,7 @@ from glassblock.checkpoint.families.makers import (
     like,
     linear,
     norms,
+    plain,
     query_key_norms,
     sizes,
     source,
@@ -36,7 +51,9 @@ from glassblock.checkpoint.family import (
     Architecture,
     FeedForwardRow,
     FusedProjection,
+    NormRow,
     Setting,
+    Size,
     SizeSetting,
     Trunk,
     Variant,
@@ -161,6 +178,29 @@ OLMO_HYBRID = like(
 _AI2_EPS = Setting(("layer_norm_eps",), 1e-5)
 _AI2_PLACES: Places = (("attn_in", "attn_norm"), ("ffn_in", "ff_norm"), ("final", "ln_f"))
 _AI2_PLACES_AFTER: Places = (("attn_out", "attn_norm"), ("ffn_out", "ff_norm"), ("final", "ln_f"))
+_AI2_AFTER = norms("rms_llama", _AI2_EPS, *_AI2_PLACES_AFTER)
+_AI2_QUERY_NORMS = (
+    NormRow("q", "q_norm", "rms_llama", _AI2_EPS, width=("heads", "head_dim")),
+    NormRow("k", "k_norm", "rms_llama", _AI2_EPS, width=("kv_heads", "head_dim")),
+)
+_AI2_BIAS = Setting(("include_bias",), default=True)
+_AI2_SIZES: Mapping[Size, SizeSetting] = MappingProxyType(
+    {
+        "hidden": SizeSetting(("d_model",), 768),
+        "intermediate": SizeSetting(("mlp_hidden_size",), None, over=2),
+        "layers": SizeSetting(("n_layers",), 12),
+        "heads": SizeSetting(("n_heads",), 12),
+        "kv_heads": SizeSetting(("n_kv_heads",), AS_MANY_AS_HEADS),
+        "head_dim": SizeSetting((), HIDDEN_OVER_HEADS),
+        "vocab": SizeSetting(("embedding_size", "vocab_size"), 50304),
+    }
+)
+_AI2_ROTARY = RotaryRow(theta=Setting(("rope_theta",), 10000.0), forms=(), share=Setting((), 1.0))
+
+
+def _ai2_heads(turning: RotaryRow) -> AttentionRow:
+    return fused_heads("att_proj", "attn_out", bias=_AI2_BIAS, clip=Setting(("clip_qkv",), None), rotary=turning)
+
 
 OLMO_AI2 = like(
     OLMO2,
@@ -173,22 +213,12 @@ OLMO_AI2 = like(
         Trunk("transformer.", "transformer.ff_out.weight"),
     ),
     layer="blocks.{i}.",
-    sizes=MappingProxyType(
-        {
-            "hidden": SizeSetting(("d_model",), 768),
-            "intermediate": SizeSetting(("mlp_hidden_size",), None, over=2),
-            "layers": SizeSetting(("n_layers",), 12),
-            "heads": SizeSetting(("n_heads",), 12),
-            "kv_heads": SizeSetting(("n_kv_heads",), AS_MANY_AS_HEADS),
-            "head_dim": SizeSetting((), HIDDEN_OVER_HEADS),
-            "vocab": SizeSetting(("embedding_size", "vocab_size"), 50304),
-        }
-    ),
+    sizes=_AI2_SIZES,
     feed_forward=FeedForwardRow(
         fused=FusedProjection("ff_proj.weight", "ff_proj.bias", order=("up", "gate")),
         down=linear("ff_out"),
         activation=Setting(("activation_type",), "swiglu"),
-        bias=Setting(("include_bias",), default=True),
+        bias=_AI2_BIAS,
     ),
     norms=norms("layernorm", _AI2_EPS, *_AI2_PLACES, has_bias=True),
     placement=Placement.PRE,
@@ -198,6 +228,13 @@ OLMO_AI2 = like(
     sources=("allenai/OLMo: olmo/model.py, olmo/config.py",),
     config_variants=(
         where("include_bias", equals=False, default=True, norms=norms("layernorm", _AI2_EPS, *_AI2_PLACES)),
+        where("bias_for_layer_norm", equals=False, default=None, norms=norms("layernorm", _AI2_EPS, *_AI2_PLACES)),
+        where(
+            "bias_for_layer_norm",
+            equals=True,
+            default=None,
+            norms=norms("layernorm", _AI2_EPS, *_AI2_PLACES, has_bias=True),
+        ),
         where(
             "layer_norm_with_affine",
             equals=False,
@@ -210,16 +247,46 @@ OLMO_AI2 = like(
             equals=True,
             default=False,
             placement=Placement.BRANCH_OUTPUT,
-            norms=norms("rms_llama", _AI2_EPS, *_AI2_PLACES_AFTER),
+            norms=_AI2_AFTER,
         ),
         Variant(
-            Neither((Declares(("activation_type",), ("swiglu",), "swiglu"),)),
-            MappingProxyType({"not_run": "without a gate (activation_type) its networks have other widths"}),
+            Every((Declares(("norm_after",), (True,)), Declares(("attention_layer_norm",), (True,)))),
+            MappingProxyType({"placement": Placement.BRANCH_OUTPUT, "norms": (*_AI2_AFTER, *_AI2_QUERY_NORMS)}),
+        ),
+        where("rope", equals=True, default=False, attention=_ai2_heads(replace(_AI2_ROTARY, precision=_WIDE))),
+        Variant(
+            Every((Declares(("rope",), (True,)), Declares(("rope_full_precision",), (False,)))),
+            MappingProxyType({"attention": _ai2_heads(_AI2_ROTARY)}),
+        ),
+        Variant(
+            either(
+                Declares(("block_type",), ("llama",)),
+                Every((Declares(("attention_layer_norm",), (True,)), unless(Declares(("norm_after",), (True,))))),
+            ),
+            MappingProxyType({"attention": None}),
+        ),
+        where(
+            "multi_query_attention",
+            equals=True,
+            default=None,
+            sizes=MappingProxyType({**_AI2_SIZES, "kv_heads": SizeSetting(("n_kv_heads",), 1)}),
+        ),
+        Variant(
+            Declares(("activation_type",), ("gelu", "relu"), "swiglu"),
+            MappingProxyType(
+                {
+                    "feed_forward": plain(
+                        Setting(("activation_type",), "swiglu"), _AI2_BIAS, up="ff_proj", down="ff_out"
+                    ),
+                    "sizes": MappingProxyType({**_AI2_SIZES, "intermediate": SizeSetting(("mlp_hidden_size",), None)}),
+                }
+            ),
         ),
     ),
     notes=(
         "The up projection is the first half of ff_proj, the gate the second.",
-        "mlp_hidden_size counts both halves.",
+        "mlp_hidden_size counts both halves; with gelu or relu for activation_type there is one alone, and no gate.",
+        "Attention is read with rope, not with ALiBi, and of blocks of the type sequential.",
         "ff_norm stands in front of the network, or, with norm_after, on what it returns.",
     ),
 )

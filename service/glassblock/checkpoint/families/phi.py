@@ -135,9 +135,14 @@ PHI3SMALL = like(
     tied=TIED,
     embedding_scale=Setting(("mup_embedding_multiplier",), 10.0),
     verified="source only",
-    sources=("microsoft/Phi-3-small-8k-instruct: modeling_phi3_small.py, configuration_phi3_small.py",),
+    sources=(
+        "microsoft/Phi-3-small-8k-instruct: modeling_phi3_small.py, configuration_phi3_small.py",
+        "vllm-project/vllm: vllm/model_executor/models/phi3_small.py",
+    ),
+    logits=LogitsRow(divisor=Setting(("mup_width_multiplier",), 8.0)),
     notes=(
         "up_proj holds gate and up, neuron by neuron; the up value counts plus one (GeGELU).",
+        "Its attention is sparse by blocks in all but every second layer, and is not read.",
         "Infinite values pass the clamp there and not here.",
     ),
 )

@@ -21,12 +21,15 @@ from glassblock.checkpoint.families.makers import (
     meta_network,
     norms,
     sizes,
+    where,
 )
 from glassblock.checkpoint.family import (
     FeedForwardRow,
+    LogitsRow,
     Setting,
     SizeSetting,
     Trunk,
+    TwoThirds,
 )
 from glassblock.numerics.rotary import RotaryPrecision
 
@@ -41,12 +44,18 @@ INTERNLM2 = like(
     norms=norms("rms_llama", EPS_6, ("attn_in", "attention_norm"), ("ffn_in", "ffn_norm"), ("final", "norm")),
     embedding="tok_embeddings.weight",
     verified="source only",
-    sources=("internlm/internlm2-7b: modeling_internlm2.py, configuration_internlm2.py",),
+    sources=(
+        "internlm/internlm2-7b: modeling_internlm2.py",
+        "sgl-project/sglang: python/sglang/srt/configs/internvl.py (InternLM2Config)",
+        "vllm-project/vllm: vllm/model_executor/models/internlm2.py",
+    ),
     attention=fused_heads(
         "attention.wqkv", "attention.wo", arrangement="groups", bias=Setting(("bias",), default=True)
     ),
     notes=("w1 is the gate, w3 the up projection, w2 the way back.",),
 )
+
+_BAICHUAN_7B_HEADS = fused_heads("self_attn.W_pack", "self_attn.o_proj", rotary=rotary(precision=RotaryPrecision.WIDE))
 
 BAICHUAN = like(
     LLAMA,
@@ -57,8 +66,19 @@ BAICHUAN = like(
     feed_forward=gated(SILU, NEVER),
     norms=norms("rms_t5", EPS_6, *PRE_NORMS),
     verified="source only",
-    sources=("baichuan-inc/Baichuan2-7B-Base: modeling_baichuan.py, configuration_baichuan.py",),
-    notes=("The rows of Baichuan 2's lm_head are normalised before use.",),
+    sources=(
+        "baichuan-inc/Baichuan2-13B-Chat: modeling_baichuan.py",
+        "baichuan-inc/Baichuan2-7B-Base: modeling_baichuan.py",
+        "vllm-project/vllm: vllm/model_executor/models/baichuan.py",
+    ),
+    config_variants=(
+        where("hidden_size", equals=4096, default=4096, attention=_BAICHUAN_7B_HEADS),
+        where("vocab_size", equals=125696, default=125696, logits=LogitsRow(unit_rows=True)),
+    ),
+    notes=(
+        "W_pack holds queries, keys and values in turn. Models of 7B have rotary positions, those of 13B ALiBi.",
+        "Baichuan 2 scales the rows of lm_head to unit length, Baichuan 1 does not: the vocabulary tells which it is.",
+    ),
 )
 
 QWEN = like(
@@ -88,11 +108,15 @@ QWEN = like(
     ),
     embedding="wte.weight",
     verified="source only",
-    sources=("Qwen/Qwen-7B: modeling_qwen.py, configuration_qwen.py",),
+    sources=(
+        "Qwen/Qwen-7B: modeling_qwen.py, configuration_qwen.py",
+        "vllm-project/vllm: vllm/model_executor/models/qwen.py",
+    ),
     notes=(
         "w2 is the gate and w1 the up projection: the other way round than in Meta's files.",
         "intermediate_size counts gate and up together, and no_bias says that there is none.",
-        "layer_norm_epsilon is the epsilon of an RMSNorm.",
+        "layer_norm_epsilon is the epsilon of an RMSNorm. attn.c_attn has a bias whatever no_bias says.",
+        "Attention changes with the length of the text (use_dynamic_ntk, use_logn_attn), and is not read.",
     ),
 )
 
@@ -142,7 +166,9 @@ LLAMA2_C = like(
     sizes=MappingProxyType(
         {
             "hidden": SizeSetting(("dim",), 4096),
-            "intermediate": SizeSetting((), None),
+            "intermediate": SizeSetting(
+                ("hidden_dim",), TwoThirds("hidden", multiple_of=Setting(("multiple_of",), 256.0))
+            ),
             "layers": SizeSetting(("n_layers",), 32),
             "heads": SizeSetting(("n_heads",), 32),
             "kv_heads": SizeSetting(("n_kv_heads",), AS_MANY_AS_HEADS),

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
-from glassblock.checkpoint.attention_row import RotaryRow
+from glassblock.checkpoint.attention_row import THETA_KEYS, RotaryRow
 from glassblock.checkpoint.conditions import (
     AxisIs,
     Declares,
@@ -122,13 +122,14 @@ DBRX = Architecture(
         "norm_attn_norm.attn.out_proj",
         clip=Setting(("attn_config.clip_qkv",), None),
         rotary=RotaryRow(
-            theta=Setting(("attn_config.rope_theta", "rope_parameters.rope_theta"), 10000.0),
+            theta=Setting((*THETA_KEYS, "attn_config.rope_theta"), 10000.0),
             max_positions=Setting(("max_seq_len",), 2048.0),
         ),
     ),
     notes=(
         "w1, v1 and w2 have one shape, experts one after the other; w2 is stored [in, out], the others [out, in].",
         "The norm in front of the network lies in the attention's module.",
+        "transformers 5 reads rope_parameters; attn_config.rope_theta, of older configs, counts where that is absent.",
     ),
 )
 

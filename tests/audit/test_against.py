@@ -279,6 +279,33 @@ def test_activations_that_are_one_function_agree(tmp_path: Path) -> None:
     assert activation_difference("silu", "xielu") is None
 
 
+@pytest.mark.parametrize("wrapped", [True, False], ids=["a dump", "alone"])
+def test_a_cut_down_config_says_what_it_states_and_no_default(wrapped: bool, tmp_path: Path) -> None:
+    """Two key heads, another rotary base and a tie: of a config that is silent on them no default is an error."""
+    healthy_checkpoint("llama", tmp_path, config={"rope_theta": 1e5})
+    cut: Config = {"model_type": "llama", "rms_norm_eps": 1e-6}
+    report = audited(tmp_path, {"hf_config": cut} if wrapped else cut)
+    (finding,) = report.findings
+    assert (finding.rule, finding.level) == (EPS, "error")
+    (coverage,) = (entry for entry in report.coverage if entry.rule == SHAPE)
+    untold = " ".join(entry.reason for entry in coverage.undecidable)
+    assert all(word in untold for word in ("kv_heads", "rope_theta", "hidden"))
+    assert any("no whole config" in entry.reason for entry in coverage.skipped)
+
+
+def test_what_a_cut_down_config_states_is_still_compared(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    stated: Config = {"model_type": "llama", "num_key_value_heads": 4, "rope_theta": 5e5, "tie_word_embeddings": True}
+    rules = sorted((finding.rule, finding.level) for finding in audited(tmp_path, stated).findings)
+    assert rules == [(SHAPE, "error"), (SHAPE, "error"), (TIED, "error")]
+
+
+def test_what_follows_from_another_family_alone_is_told_by_its_name(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    rules = {finding.rule for finding in audited(tmp_path, {"model_type": "olmo2", "rms_norm_eps": 1e-5}).findings}
+    assert rules == {ROLE}
+
+
 HOSTILE: list[tuple[Config, str]] = [
     ({}, "no dialect"),
     ({"foo": 1, "bar": [1]}, "bar, foo"),

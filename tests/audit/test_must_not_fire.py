@@ -343,6 +343,33 @@ def test_experts_that_are_all_as_initialised(tmp_path: Path) -> None:
     assert audit_checkpoint(tiny_checkpoint("mixtral", tmp_path)).findings == ()
 
 
+# --- projections of one module ---------------------------------------------------------------------------------
+
+
+def _tied(tensors: Tensors, one: str, other: str) -> None:
+    for name in list(tensors):
+        if one in name:
+            tensors[name.replace(one, other)] = tensors[name].clone()
+
+
+@pytest.mark.parametrize(("one", "other"), [("gate_proj", "up_proj"), ("k_proj", "v_proj")])
+def test_projections_that_are_tied_in_every_layer_of_a_model_as_initialised(
+    one: str, other: str, tmp_path: Path
+) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    edit_tensors(lambda tensors: _tied(tensors, one, other))(tmp_path)
+    (finding,) = audit_checkpoint(tmp_path).findings
+    assert (finding.rule, finding.level, finding.layer) == ("tensor/duplicate", "note", None)
+
+
+def test_biases_of_one_number_are_no_copies(tmp_path: Path) -> None:
+    def fill(tensors: Tensors) -> None:
+        for part in ("k", "v"):
+            tensors[f"{LAYER}self_attn.{part}_proj.bias"].fill_(0.5)
+
+    assert edited("qwen2", tmp_path, fill).findings == ()
+
+
 # --- neurons, numbers and norms ----------------------------------------------------------------------------------
 
 

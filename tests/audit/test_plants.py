@@ -15,6 +15,8 @@ from plants import PLANTS, Plant, healthy_checkpoint
 
 CAPTURES_ONLY = {"norm/eps-mismatch"}
 """Rules that nothing in a checkpoint decides: they say what would."""
+BIASES_OPEN = {"olmo_ai2": {"ffn/fused-order"}}
+"""Families with biases of gate and up, whose order no weight tells, and the rule that says so."""
 CASES = [pytest.param(rule, plant, id=f"{rule}:{plant.label}") for rule, plants in PLANTS.items() for plant in plants]
 
 
@@ -82,7 +84,7 @@ def test_every_rule_looks_at_a_healthy_checkpoint(family: str, shards: int, tmp_
     assert report.verdict == "pass"
     assert [entry.rule for entry in report.coverage] == list(RULES)
     undecidable = {entry.rule: entry.undecidable for entry in report.coverage if entry.undecidable}
-    assert undecidable.keys() == CAPTURES_ONLY
+    assert undecidable.keys() == CAPTURES_ONLY | BIASES_OPEN.get(family, set())
     assert all("captured" in one.would_decide for entries in undecidable.values() for one in entries)
     checked = {entry.rule: entry.checked for entry in report.coverage}
     assert checked["tensor/non-finite"] == report.checkpoint.tensors

@@ -95,6 +95,14 @@ def test_every_command_explains_itself(name: str):
     assert name in invoke(None, "--help").stdout
 
 
+def test_a_run_says_what_was_changed(checkpoint: Path):
+    changed = block_answer(overrides={"swap": True, "eps": 1e-3, "norm_kind": "rms_plus1"})
+    told = invoke(FakeService({"POST /v1/blocks/run": changed}), "run", checkpoint, "--layer", 0, "--sample", 1)
+    assert "gate and up exchanged, eps 0.001, norm kind rms_plus1" in " ".join(told.stdout.split())
+    plain = invoke(FakeService({"POST /v1/blocks/run": block_answer()}), "run", checkpoint, "--layer", 0, "--sample", 1)
+    assert "changed" not in plain.stdout
+
+
 def test_a_mistyped_command_is_usage(checkpoint: Path):
     result = invoke(None, "auditt", checkpoint)
     assert result.exit_code == 2

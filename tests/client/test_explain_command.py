@@ -82,6 +82,25 @@ def test_several_alike_are_3_and_say_what_would_decide(model: Path, stages: Any,
     assert "would decide" in result.stdout
 
 
+def test_of_several_tokens_that_would_decide_the_quietest_is_told(model: Path, stages: Any, tmp_path: Path) -> None:
+    """Of loud tokens, as of trained models: no epsilon moves a bit of them."""
+    loud = {name: (tensor * 1000).astype(np.float32) for name, tensor in stages(1, "x").items()}
+    norm = client_normed(model, loud["x"])
+    file = saved(tmp_path, "captures.safetensors", loud | {"normed": norm})
+    answer = json.loads(explain(model, file, "--layer", 1, "--format", "json").stdout)
+    needed = [decider["needed"] for decider in answer["would_decide"] if decider["by"] == "token"]
+    assert len(needed) > 1, "nothing to merge"
+    told = " ".join(explain(model, file, "--layer", 1).stdout.split())
+    assert told.count("capture a token whose mean square of x") == 1
+    assert f"mean square of x is below {min(needed):.2g}" in told
+
+
+def client_normed(model: Path, x: np.ndarray) -> np.ndarray:
+    with connect(roots=[model.parent], device="cpu") as transport:
+        run = Client("http://glassblock", transport=transport).run_block("tiny", 1, x=x, return_tensors=True)
+    return run.tensors["normed"]
+
+
 def test_nothing_explains_noise_3(model: Path, stages: Any, tmp_path: Path) -> None:
     noise = {name: tensor[::-1] + 1 for name, tensor in stages(1).items()}
     result = explain(model, saved(tmp_path, "captures.safetensors", noise), "--layer", 1)
@@ -129,7 +148,10 @@ def test_all_layers_as_declared_is_0(model: Path, stages: Any, tmp_path: Path) -
         saved(tmp_path / "recorded", f"layer-{layer}.safetensors", stages(layer))
     result = explain(model, tmp_path / "recorded")
     assert result.exit_code == 0, result.output
-    assert "all 2 recorded layers" in result.stdout
+    assert "all 2 recorded layers are as declared" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert [row[:2] for row in rows if row and row[0] in {"0", "1"}] == [["0", "40"], ["1", "40"]]
+    assert "would decide" not in result.stdout
 
 
 def test_files_that_cannot_be_used_are_2_and_named(model: Path, stages: Any, tmp_path: Path) -> None:

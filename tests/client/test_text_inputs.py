@@ -49,6 +49,18 @@ def test_a_text_is_sent_as_it_was_given(checkpoint: Path, words: list[str], sent
     assert "1.64872" in result.stdout  # exp(0.5)
 
 
+def test_each_token_is_shown_with_its_piece_of_text(checkpoint: Path) -> None:
+    told = LIKELIHOOD.model_copy(update={"pieces": ("the", " c\x1b\nat")})
+    result = invoke(FakeService({"POST /v1/likelihoods": told}), "likelihood", checkpoint, "--token-ids", "1,2")
+    assert ["0", "1", "2", "-0.5000", '"', 'c\\u001b\\nat"'] in [line.split() for line in result.stdout.splitlines()]
+    two = {"token_ids": [[1, 2], [1, 3]], "log_likelihoods": [[-0.5], [-0.25]], "pieces": (("a", "b"), ("c", "d"))}
+    told = LIKELIHOOD.model_copy(update=two)
+    result = invoke(FakeService({"POST /v1/likelihoods": told}), "likelihood", checkpoint, "--token-ids", "1,2")
+    assert ["1", "1", "3", "-0.2500", '"d"'] in [line.split() for line in result.stdout.splitlines()]
+    plain = invoke(FakeService({"POST /v1/likelihoods": LIKELIHOOD}), "likelihood", checkpoint, "--token-ids", "1,2")
+    assert "piece" not in plain.stdout
+
+
 @pytest.mark.parametrize("suffix", [".json", ".npy", ".safetensors"])
 @pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3, 4]]], ids=["one", "two"])
 def test_tokens_come_from_files(checkpoint: Path, tmp_path: Path, suffix: str, ids: Any) -> None:

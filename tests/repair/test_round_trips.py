@@ -125,8 +125,7 @@ def test_every_action_that_a_finding_names_has_its_repair(tmp_path: Path) -> Non
 
 
 def test_what_the_reports_name_the_command_for_is_what_is_carried_out(tmp_path: Path) -> None:
-    healthy_checkpoint(SINGLE, tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
+    checkpoint = open_checkpoint(healthy_checkpoint("llama", tmp_path / "healthy"))
     assert CARRIED_OUT.keys() <= FIXES.keys()
     for action in FIXES.keys() - CARRIED_OUT.keys():
         assert isinstance(FIXES[action](checkpoint, finding(action)), Unrepaired)

@@ -81,6 +81,22 @@ def test_no_line_is_longer_than_asked_for_and_none_ends_in_a_space(name: str, wi
         assert line == line.rstrip()
 
 
+@pytest.mark.parametrize("width", [24, 32, 40, 50, 59, 60, 61, 72, 80])
+def test_verdicts_of_layers_are_never_cut(width: int):
+    verdicts = ("as-named", "swapped", "undecidable")
+    more = {"gate_z": 99.0, "up_z": -0.5, "up_log10_p": -1.2}
+    made = report(
+        layers=tuple(
+            LayerMetrics(layer=number, metrics={**healthy_layer(number).metrics, **more, "verdict": verdict})
+            for number, verdict in enumerate(verdicts)
+        )
+    )
+    lines = [line.split() for line in REPORTS["text"].render(made, width=width).splitlines()]
+    for number, verdict in enumerate(verdicts):
+        words = verdict.split("-")
+        assert any(line[:1] == [str(number)] and line[-len(words) :] == words for line in lines), verdict
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_colour_changes_no_word(name: str):
     plain = REPORTS["text"].render(MAKERS[name]())

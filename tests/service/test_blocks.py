@@ -95,6 +95,16 @@ def test_every_family_can_be_wired_every_way(client: Client, family: str, placem
     assert run.answer.recombination_error < 2e-6
 
 
+@pytest.mark.parametrize("part", ["ffn", "layer"])
+def test_an_answer_repeats_what_was_changed_and_nothing_else(client: Client, http: httpx.Client, part: str) -> None:
+    message = {"checkpoint": "llama", "layer": 0, "part": part, "x": [[0.5] * 48]}
+    changes = {"swap": True, "eps": 1e-3, "norm_offset": 0.0, "dtype": "float64"}
+    told = http.post("/v1/blocks/run", json=message | {"overrides": changes | {"width": None}}).json()
+    assert told["overrides"] == changes
+    assert http.post("/v1/blocks/run", json=message | {"overrides": {"swap": False}}).json()["overrides"] == {}
+    assert client.run_block("llama", 0, x=np.ones((1, 48)), part="ffn").answer.overrides == {}
+
+
 def test_post_is_the_norm_of_the_sum(client: Client) -> None:
     x = rows()
     run = client.run_block(

@@ -18,7 +18,7 @@ from glassblock.api.settings import Settings
 from glassblock.api.tracing import Tracer
 from glassblock.errors import InvalidValue
 from glassblock.jobs.leases import Lease
-from glassblock.wire.audits import AuditEvent, AuditRequest, Progress
+from glassblock.wire.audits import AuditEvent, Progress
 from glassblock_client.jobs import EventFeed
 
 VISIT = Visit(
@@ -81,7 +81,7 @@ def test_requests_and_audits_become_spans(collector: tuple[str, list[tuple[str, 
     tracer = Tracer(url)
     tracer(VISIT)
     tracer(Visit("r-2", "GET", "/nowhere", "127.0.0.1"))
-    lease = Lease(1, 1, "a-1", AuditRequest(checkpoint="tiny"), "r-1")
+    lease = Lease(1, 1, "a-1", "start_audit", "json", "{}", "tiny", "r-1")
     tracer.observe_job(lease, "succeeded", seconds=1.5, report=None)
     tracer.close()
     assert {path for path, _ in sent} == {"/v1/traces"}

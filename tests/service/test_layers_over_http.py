@@ -11,8 +11,9 @@ import torch
 import transformers
 from glassblock.api.entry import connect
 from glassblock.errors import FamilyMismatch, InvalidValue, TooLarge
+from glassblock.operations import texts
 from glassblock_client import Client, Overrides, Sample
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # Both sides sum at most 128 products in float32, perhaps in another order.
 ROUNDING = 2e-6
@@ -358,7 +359,28 @@ def test_a_tokenizer_that_cannot_be_read_is_told(client: Client, models_by_name:
     broken.write_text("{}")
     with pytest.raises(InvalidValue, match=r"tokenizer\.json cannot be read"):
         client.likelihoods("gptj", text="the")
+    by_ids = client.likelihoods("gptj", token_ids=[1, 2])
+    assert by_ids.pieces is None
+    assert any("tokens' text is not told" in note for note in by_ids.notes)
     broken.unlink()
+    assert not any("not told" in note for note in client.likelihoods("gptj", token_ids=[1, 2]).notes)
+
+
+def test_likelihoods_tell_the_piece_of_text_that_each_token_is(client: Client) -> None:
+    told = client.likelihoods("llama", token_ids=[1, 2, 3, 4, 1, 5])
+    assert told.pieces is not None
+    assert "".join(map(str, told.pieces)) == WORDS
+    several = client.likelihoods("llama", token_ids=[[1, 2], [1, 5]])
+    assert several.pieces == (("the", " cat"), ("the", " mat"))
+    assert client.likelihoods("mixtral", token_ids=[1, 2]).pieces is None
+
+
+def test_pieces_of_a_character_are_told_as_the_vocabulary_has_them() -> None:
+    """Of bytes, two of which make a letter; and a token whose space a decoder drops at the start."""
+    alphabet = {"Ã": 0, "©": 1, "a": 2, "Ġa": 3}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert list(texts._pieces(tokenizer, [0, 1, 3, 2])) == ["Ã", "©", " a", "a"]  # pyright: ignore[reportPrivateUsage]
 
 
 def test_one_token_has_no_likelihood(client: Client) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import glassblock
 import typer
-from glassblock.errors import GlassblockError, InvalidValue
+from glassblock.errors import GlassblockError, InvalidValue, UnknownFamily
 from glassblock.wire.printable import printable
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
@@ -29,6 +29,8 @@ NO_REPORT = 2
 KNOWN_UP_TO = 12
 """Names that an error tells all of."""
 NEAR = 6
+LISTED_BY = {"family": "families", "activation": "families", "norm_kind": "families", "rules": "rules"}
+"""The command that lists what a field may hold."""
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -62,7 +64,7 @@ COMMANDS: dict[str, Command] = {
         Command("checkpoints", "checkpoints", "List the checkpoints of a service, or under a folder."),
         Command("families", "tables", "List the families of models that are read."),
         Command("rules", "tables", "List the rules of the audit, or explain one."),
-        Command("audits", "audits", "List, follow or cancel the audits of a service."),
+        Command("audits", "audits", "List, follow or cancel the audits of a service, and what else was asked for as a job."),
         Command("keys", "keys", "Make an API key for callers of a service."),
         Command("serve", "serve", "Serve the checkpoints under some folders over HTTP."),
         Command("doctor", "doctor", "Look at this installation and say what to do next."),
@@ -160,8 +162,9 @@ def known_names(error: GlassblockError) -> str:
         name for words in quoted for word in words if word for name in get_close_matches(word, error.known, n=NEAR)
     )
     told = list(near)[:NEAR] or list(error.known[:NEAR])
-    lists = ": `glassblock families` lists them" if error.field in FAMILY_FIELDS else ""
-    return f"{', '.join(told)} and {len(error.known) - len(told):,} more{lists}"
+    listed_by = "families" if isinstance(error, UnknownFamily) else LISTED_BY.get((error.field or "").split(".")[-1])
+    where = f": `glassblock {listed_by}` lists them" if listed_by else ""
+    return f"{', '.join(told)} and {len(error.known) - len(told):,} more{where}"
 
 
 def complain_of_file(error: OSError) -> None:

@@ -79,7 +79,7 @@ def explain(
     if answer_format == "json":
         sys.stdout.write(_as_json(answers, asked=layer) + "\n")
     else:
-        show([*_earlier(answers, recorded=len(recorded)), *_told(last)])
+        show(_of_all(answers) if len(recorded) > 1 else _told(last))
     return STATUS[last.verdict]
 
 
@@ -92,18 +92,37 @@ def _as_json(answers: list[ExplainAnswer], *, asked: int | None) -> str:
     return json.dumps({"first_departure": departs, "layers": layers}, indent=2)
 
 
-def _earlier(answers: list[ExplainAnswer], *, recorded: int) -> Iterator[RenderableType]:
-    """The layers before the one that is told in full."""
-    if recorded == 1:
+def _of_all(answers: list[ExplainAnswer]) -> Iterator[RenderableType]:
+    """Of many layers: the first that departs in full; where none does, each in a line."""
+    *good, last = answers
+    if last.verdict != "as-declared":
+        before = f"layers {good[0].layer} to {good[-1].layer}: as declared; " if good else ""
+        after = "those after it were not looked at"
+        yield Text(f"{before}the first that departs is {last.layer}; {after}")
+        yield Text()
+        yield from _told(last)
         return
-    good = [answer.layer for answer in answers[:-1]]
-    if answers[-1].verdict == "as-declared":
-        yield Text(f"all {recorded} recorded layers are as declared; the last of them:", COLOURS["as-declared"])
-    elif good:
-        yield Text(f"layers {good[0]} to {good[-1]}: as declared; the first that departs is {answers[-1].layer}")
-    else:
-        yield Text(f"the first recorded layer departs; {recorded - 1} after it were not looked at")
+    yield Text(f"all {len(answers)} recorded layers are as declared", COLOURS["as-declared"])
     yield Text()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for title in ("layer", "tokens", "residual", "floor", "not excluded"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for answer in answers:
+        best = answer.ranked[0]
+        numbers = f"{answer.tokens:,}", f"{best.residual:.2g}", f"{best.floor:.2g}", f"{len(answer.not_excluded)}"
+        table.add_row(f"{answer.layer}", *numbers)
+    yield table
+    if any(answer.not_excluded for answer in answers):
+        yield Text()
+        yield Text("what these captures would not show, and what would: --layer N tells it of one layer", "dim")
+
+
+def _deciders(answer: ExplainAnswer) -> list[str]:
+    """What would decide, each once; of tokens that are quiet enough for one, the one that is for all."""
+    quiet = [decider for decider in answer.would_decide if decider.by == "token" and decider.needed is not None]
+    quietest = min(quiet, key=lambda decider: decider.needed or 0.0, default=None)
+    others = (decider for decider in answer.would_decide if decider not in quiet or decider is quietest)
+    return list(dict.fromkeys(decider.message for decider in others))
 
 
 def _told(answer: ExplainAnswer) -> Iterator[RenderableType]:
@@ -118,8 +137,8 @@ def _told(answer: ExplainAnswer) -> Iterator[RenderableType]:
         grid.add_row("not excluded", printable(other.hypothesis))
     if len(answer.not_excluded) > LISTED:
         grid.add_row("", f"and {len(answer.not_excluded) - LISTED} more; --format json lists all")
-    for decider in answer.would_decide[:LISTED]:
-        grid.add_row("would decide", printable(decider.message))
+    for message in _deciders(answer)[:LISTED]:
+        grid.add_row("would decide", printable(message))
     for note in answer.notes:
         grid.add_row("note", printable(note))
     yield grid

@@ -1,7 +1,9 @@
 """`glassblock likelihood`: how likely a checkpoint finds a text, token by token."""
 
+import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 import typer
@@ -55,7 +57,7 @@ def likelihood(
     if answer_format == "json":
         sys.stdout.write(answer.model_dump_json(indent=2) + "\n")
     else:
-        show([_facts(answer), Text(), _table(answer)])
+        show([_facts(answer), Text(), _table(answer), *_rest(answer)])
 
 
 def _facts(answer: LikelihoodAnswer) -> Table:
@@ -79,17 +81,35 @@ def _table(answer: LikelihoodAnswer) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     for title in ("text", "token", "id", "ln p"):
         table.add_column(title, justify="right", no_wrap=True)
-    ids, logs = _texts(answer.token_ids), _texts(answer.log_likelihoods)
+    ids, logs, pieces = _texts(answer.token_ids), _texts(answer.log_likelihoods), _pieces(answer.pieces)
+    if pieces:
+        table.add_column("piece", no_wrap=True, overflow="ellipsis")
     rows = [
         (str(number), str(place + 1), str(row[place + 1]), f"{told:.4f}")
+        + ((_shown(pieces[number][place + 1]),) if pieces else ())
         for number, (row, found) in enumerate(zip(ids, logs, strict=True))
         for place, told in enumerate(found)
     ]
     for cells in rows[:LISTED]:
         table.add_row(*cells)
-    if len(rows) > LISTED:
-        table.add_row("", "", "", f"and {len(rows) - LISTED:,} more; --format json lists all")
     return table
+
+
+def _rest(answer: LikelihoodAnswer) -> list[Text]:
+    count = sum(map(len, _texts(answer.log_likelihoods)))
+    return [Text(f"and {count - LISTED:,} more; --format json lists all", "dim")] if count > LISTED else []
+
+
+def _shown(piece: str) -> str:
+    """In quotes, which show spaces; what is no character of a line as an escape."""
+    return printable(json.dumps(piece, ensure_ascii=False))
+
+
+def _pieces(told: tuple[str, ...] | tuple[tuple[str, ...], ...] | None) -> list[Sequence[str]]:
+    """One row for each text; none where they are not told."""
+    if not told:
+        return []
+    return [cast("Sequence[str]", told)] if isinstance(told[0], str) else [*cast("Sequence[Sequence[str]]", told)]
 
 
 def _texts(nested: object) -> list[list[float]]:

@@ -165,6 +165,7 @@ def _facts(answer: BlockRunAnswer) -> Table:
         ("family", f"{answer.family} (verified: {answer.verified})"),
         ("run as", ", ".join((f"{answer.placement}-norm", *activation, f"{answer.compute_dtype} on {answer.device}"))),
         *((f"eps {norm}", told(eps)) for norm, eps in answer.eps.items()),
+        *([("changed", _changes(answer))] if answer.overrides else []),
         ("size", f"{answer.parameters:,} parameters, {answer.hidden_elements:,} hidden elements"),
         ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensor{'s' * (answer.read.tensors != 1)}"),
         ("recombination", "not captured" if error is None else f"{error:.1e} of the largest output"),
@@ -177,6 +178,14 @@ def _facts(answer: BlockRunAnswer) -> Table:
     for label, value in rows:
         grid.add_row(printable(label), printable(value))
     return grid
+
+
+def _changes(answer: BlockRunAnswer) -> str:
+    """What the block is not as it stands in the files: `gate and up exchanged, eps 1e-05`."""
+    return ", ".join(
+        "gate and up exchanged" if name == "swap" else f"{name.replace('_', ' ')} {value}"
+        for name, value in answer.overrides.items()
+    )
 
 
 def told(sourced: Sourced) -> str:

@@ -21,6 +21,7 @@ from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_w
 from glassblock.api.allocator import trimmed_when_idle
 from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
 from glassblock.api.bodies import JSON, Patience, parse_body, parse_query, read_body, render
+from glassblock.api.body_budget import BodyBudget
 from glassblock.api.desk import WATCHED_LANES, Desk, sent
 from glassblock.api.doors import Doors, require_scope
 from glassblock.api.envelope import Envelope, visit_of
@@ -69,13 +70,14 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
         device_bytes=settings.device_bytes,
     )
     operations = Operations(store, Outputs(settings.output_root))
-    desk = Desk(settings)
+    desk, bodies = Desk(settings), BodyBudget(settings.bodies_bytes)
     looked = Looked(
         jobs=lambda: audits.counts(),  # noqa: PLW0108  it comes below
         usage=operations.usage,
         memory=operations.memory,
         lines=desk.lines,
         stored=desk.counted,
+        bodies=bodies,
     )
     metrics = Metrics(looked, device=str(store.device))
     tracer = None if settings.otlp_endpoint is None else Tracer(settings.otlp_endpoint)
@@ -114,7 +116,7 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
     )
     app.openapi = document
     for endpoint in ENDPOINTS:
-        answer = _answer(ROUTES[endpoint.name], service, settings, desk)
+        answer = _answer(ROUTES[endpoint.name], service, settings, desk, bodies)
         # A checkpoint's name is a path: it may hold slashes, quoted or not.
         path = endpoint.path.replace("{name}", "{name:path}")
         app.add_route(path, answer, methods=[endpoint.method], include_in_schema=False)
@@ -136,13 +138,14 @@ def root_trouble(root: Path) -> str | None:
 
 
 def _answer(
-    route: Route, service: Service, settings: Settings, desk: Desk
+    route: Route, service: Service, settings: Settings, desk: Desk, bodies: BodyBudget
 ) -> Callable[[HttpRequest], Awaitable[Response]]:
     endpoint = route.endpoint
     has_message = endpoint.request is not Nothing
     asked_in_query, has_body = has_message and endpoint.method == "GET", has_message and endpoint.method != "GET"
     patience = Patience(settings.body_seconds, settings.silence_seconds)
     limit = settings.max_body_bytes if endpoint.tensors_in else min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
+    read = partial(read_body, limit=limit, patience=patience, budget=bodies)
 
     def parse(request: HttpRequest, body: memoryview) -> Call:
         message, tensors = (
@@ -170,13 +173,13 @@ def _answer(
         require_scope(visit_of(request).caller, endpoint)
         since = anyio.current_time()
         if as_job is not None and wants_job(request.headers):
-            body = await read_body(request, limit=limit, patience=patience)
+            body = await read(request)
             response = await desk.ask(as_job, request, lambda: parse(request, body), queue)
             response.headers["Preference-Applied"] = "respond-async"
             return response
         wait = allowed_seconds(request.headers)
         # An endpoint that is asked by its URL alone does not look at a body.
-        body = await read_body(request, limit=limit, patience=patience) if has_body else memoryview(b"")
+        body = await read(request) if has_body else memoryview(b"")
         if route.lane == "inline":
             return sent(work(parse(request, body)))
         ask = partial(desk.ask, route, request, lambda: parse(request, body), work)
@@ -195,12 +198,25 @@ async def _with_answers(respond: Callable[[HttpRequest], Awaitable[Response]], r
     """What `respond` gives, or the answer to what it raises."""
     try:
         return await respond(request)
-    except GlassblockError as error:
-        return answer_error(error)
-    except TooLate as fault:
+    except (GlassblockError, TooLate, TimeoutError, ClientDisconnect, Gone) as fault:
+        answer = _answer_to(fault)
+        _forget_frames(fault)
+        return answer
+
+
+def _answer_to(fault: Exception) -> Response:
+    if isinstance(fault, GlassblockError):
+        return answer_error(fault)
+    if isinstance(fault, TooLate):
         late = ServiceUnavailable(str(fault), field="Prefer", hint="allow more time, or ask for less")
         return answer_error(late, status=504)
-    except TimeoutError as fault:
+    if isinstance(fault, TimeoutError):
         return answer_error(InvalidValue(str(fault), field="body", hint="send it faster, or less"), status=408)
-    except (ClientDisconnect, Gone):
-        return Response(status_code=400)  # nobody is there to read it
+    return Response(status_code=400)  # nobody is there to read it
+
+
+def _forget_frames(fault: BaseException | None) -> None:
+    """Let go what an answered fault's frames hold: the body lies there, in a circle that only a collection would end."""
+    while fault is not None:
+        fault.__traceback__ = None
+        fault = fault.__cause__ or fault.__context__

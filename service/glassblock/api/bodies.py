@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 import anyio
+import numpy as np
 from pydantic import ValidationError
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from glassblock.api.answers import invalid_value
+from glassblock.api.body_budget import UNCOUNTED, BodyBudget
 from glassblock.api.envelope import visit_of
 from glassblock.api.landing import LANDING_BYTES, land_of, untouched
 from glassblock.api.results import Rendered
@@ -42,14 +44,18 @@ class Patience(NamedTuple):
 PATIENT = Patience(math.inf, math.inf)
 
 
-async def read_body(request: HttpRequest, *, limit: int, patience: Patience = PATIENT) -> memoryview:
+async def read_body(
+    request: HttpRequest, *, limit: int, patience: Patience = PATIENT, budget: BodyBudget = UNCOUNTED
+) -> memoryview:
     """The whole body, received into memory of its declared size.
 
     That memory is asked for without being touched, so that a caller who declares much and sends
-    little costs nothing. What is long is written there by the kernel, where the server can (`landing`).
+    little costs nothing but its part of `budget`. What is long is written there by the kernel, where
+    the server can (`landing`).
 
     Raises:
-        TooLarge: more than `limit` bytes are declared, or come.
+        TooLarge: more than `limit` bytes are declared, or come; or more than the whole budget.
+        NoRoom: the other bodies under way leave no room in the budget.
         UnsupportedContent: the body is compressed.
         TimeoutError: the body, or the next part of it, does not come within `patience`.
     """
@@ -68,15 +74,23 @@ async def read_body(request: HttpRequest, *, limit: int, patience: Patience = PA
         if declared.isascii() and declared.isdigit():
             # A number of more digits than this is over every limit; it need not be computed.
             size = int(declared) if len(declared) < 19 else limit + 1
-            return await _of_known_size(request, size, limit=limit, arrived=arrived)
-        return await _of_unknown_size(request, limit=limit, arrived=arrived)
+            return await _of_known_size(request, size, limit=limit, arrived=arrived, budget=budget)
+        return await _of_unknown_size(request, limit=limit, arrived=arrived, budget=budget)
     raise TimeoutError("the body did not come in time")
 
 
-async def _of_known_size(request: HttpRequest, size: int, *, limit: int, arrived: Callable[[], None]) -> memoryview:
+async def _of_known_size(
+    request: HttpRequest, size: int, *, limit: int, arrived: Callable[[], None], budget: BodyBudget
+) -> memoryview:
     if size > limit:
         raise _too_large(limit)
-    body = untouched(size)
+    budget.grow(0, size)
+    try:
+        body = untouched(size)
+    except BaseException:
+        budget.give_back(size)
+        raise
+    budget.until_gone(body)
     land = land_of(request.scope) if size >= LANDING_BYTES else None
     filled = 0
     async for chunk in request.stream():
@@ -94,14 +108,26 @@ async def _of_known_size(request: HttpRequest, size: int, *, limit: int, arrived
     return body[:filled]
 
 
-async def _of_unknown_size(request: HttpRequest, *, limit: int, arrived: Callable[[], None]) -> memoryview:
+async def _of_unknown_size(
+    request: HttpRequest, *, limit: int, arrived: Callable[[], None], budget: BodyBudget
+) -> memoryview:
     body = bytearray()
-    async for chunk in request.stream():
-        arrived()
-        if len(body) + len(chunk) > limit:
-            raise _too_large(limit)
-        body += chunk
-    return memoryview(body)
+    try:
+        async for chunk in request.stream():
+            arrived()
+            size = len(body) + len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            budget.grow(len(body), size)
+            body += chunk
+    except BaseException:
+        budget.give_back(len(body))
+        raise
+    if not body:
+        return memoryview(b"")
+    view = memoryview(cast("bytes", np.frombuffer(body, dtype=np.uint8)))
+    budget.until_gone(view)
+    return view
 
 
 def parse_body(

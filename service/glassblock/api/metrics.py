@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from glassblock.api.body_budget import BodyBudget
 from glassblock.api.envelope import Visit
 from glassblock.api.results import Counted
 from glassblock.errors import GlassblockError
@@ -29,6 +30,7 @@ class Looked(NamedTuple):
         memory: how the device's budget is used.
         lines: how many work and how many wait, by lane.
         stored: the stored answers; None where none are stored.
+        bodies: the bytes that bodies hold, and may.
     """
 
     jobs: Callable[[], Mapping[JobState, int]]
@@ -36,6 +38,7 @@ class Looked(NamedTuple):
     memory: Callable[[], Memory]
     lines: Callable[[], Mapping[str, tuple[int, int]]]
     stored: Callable[[], Counted | None]
+    bodies: BodyBudget
 
 
 class Metrics:
@@ -109,6 +112,10 @@ class _Looked(Collector):
         yield from self._lines()
         yield from self._residents()
         yield from self._answers()
+        bodies = GaugeMetricFamily("glassblock_bodies_bytes", "Of requests' bodies.", labels=("kind",))
+        bodies.add_metric(("held",), self._looked.bodies.held)
+        bodies.add_metric(("budget",), self._looked.bodies.total or 0)
+        yield bodies
         if self._device.startswith("cuda"):
             free, total = torch.cuda.mem_get_info(self._device)
             memory = GaugeMetricFamily("glassblock_device_memory_bytes", "Of the device.", labels=("kind",))

@@ -10,8 +10,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from glassblock.errors import InvalidValue
 from glassblock.jobs.worker import Rules
+from glassblock.operations.admission import machine_bytes
 
 MIB = 1024 * 1024
+
+SHARE_OF_BODIES = 0.25
+MOST_OF_BODIES = 8192 * MIB
+"""What bodies may hold together where nothing is set: this share of the memory, and no more than this."""
 
 
 class Settings(BaseSettings):
@@ -25,6 +30,16 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(description="auto, cpu or cuda:N")] = "auto"
     allow_open: Annotated[bool, Field(description="listen beyond loopback although anyone may ask anything")] = False
     max_body_mib: Annotated[int, Field(ge=1, le=65536, description="largest request body, MiB")] = 512
+    bodies_mib: Annotated[
+        int | None,
+        Field(ge=1, description="most that all request bodies may hold together, MiB; a quarter of the memory, 8 GiB at most"),
+    ] = None
+    connections: Annotated[
+        int, Field(ge=1, le=1_000_000, description="connections at once; beyond, those without a request are closed")
+    ] = 1024
+    head_seconds: Annotated[
+        float, Field(gt=0, le=3600, description="longest that a request's head may take, from connecting or the last answer")
+    ] = 20.0
     resident_mib: Annotated[int, Field(ge=0, description="most that blocks may hold between requests, MiB")] = 4096
     device_mib: Annotated[
         int | None,
@@ -103,6 +118,13 @@ class Settings(BaseSettings):
     def max_body_bytes(self) -> int:
         """Largest request body, bytes."""
         return self.max_body_mib * MIB
+
+    @property
+    def bodies_bytes(self) -> int:
+        """Most that all request bodies may hold together, bytes."""
+        if self.bodies_mib is None:
+            return min(MOST_OF_BODIES, int(SHARE_OF_BODIES * machine_bytes()))
+        return self.bodies_mib * MIB
 
     @property
     def device_bytes(self) -> int | None:

@@ -61,7 +61,7 @@ GROUPS: Mapping[str, Group] = MappingProxyType(
             "config/activation-conflict",
             "the activation",
             "every neuron is bent otherwise",
-            "a config with hidden_act, or the model_type whose default it is",
+            "a config with hidden_act, or a whole one of the model_type whose default it is",
         ),
         "gating": Group(
             "config/activation-conflict",
@@ -118,7 +118,8 @@ def own_settings(evidence: Evidence) -> Settings:
     settings = settings_of(checkpoint.config, row)
     embedding = embedding_entry(checkpoint)
     if embedding is not None and len(embedding.shape) == 2:
-        for size, length in (("vocab", embedding.shape[0]), ("hidden", embedding.shape[1])):
+        width = "hidden" if row.embedding_projections is None else "embedding_width"
+        for size, length in (("vocab", embedding.shape[0]), (width, embedding.shape[1])):
             if settings.get(f"size.{size}") is None:
                 settings.put(f"size.{size}", length, f"tensor {embedding.name}")
     if settings.get("size.layers") is None:

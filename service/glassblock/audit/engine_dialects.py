@@ -16,8 +16,8 @@ from glassblock.audit.engine_json import is_own, read_own
 from glassblock.audit.engine_megatron import is_megatron, read_megatron
 from glassblock.audit.engine_settings import DTYPE_KEYS, Settings, Told, dtype_name, settings_of
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_ARCHITECTURE, BY_MODEL_TYPE
-from glassblock.checkpoint.config import ConfigFile, as_epsilon, declared_eps
-from glassblock.checkpoint.family import Architecture
+from glassblock.checkpoint.config import ConfigFile, as_epsilon, declared_eps, find
+from glassblock.checkpoint.family import Architecture, Size
 from glassblock.checkpoint.strict_json import JsonFault, parse_json
 from glassblock.checkpoint.variants import row_for
 from glassblock.errors import InvalidValue
@@ -25,6 +25,7 @@ from glassblock.errors import InvalidValue
 MOST_DUMP_LEVELS = 3
 """How deep the model's config is looked for in a dump of an engine's own."""
 
+_SIZE_OF_A_MODEL: tuple[Size, ...] = ("hidden", "layers", "heads")
 _OTHER_MODELS = ("vision", "visual", "audio", "speech", "image", "clip")
 _MODEL_KEYS = ("hf_text_config", "text_config", "hf_config", "hf_config_override")
 _OVERRIDE_KEYS = ("hf_overrides", "json_model_override_args", "hf_config_overrides")
@@ -106,7 +107,8 @@ def _read_transformers(config: Mapping[str, Any], name: str, row: Architecture) 
     file = ConfigFile(Path(name), MappingProxyType(dict(config)))
     known = named is not None
     theirs = row_for(theirs, file) if known else theirs
-    settings = settings_of(file, theirs, defaults=known)
+    short = known and _is_cut_down(file, theirs)
+    settings = settings_of(file, theirs, defaults=known and not short, fixed=known)
     _any_epsilon(settings, file, theirs)
     model = config.get("model_type")
     remarks = ()
@@ -114,7 +116,15 @@ def _read_transformers(config: Mapping[str, Any], name: str, row: Architecture) 
         unknown = isinstance(model, str)
         words = f"its model_type {model!r:.60} is no known family" if unknown else "it names no family"
         remarks = (f"{words}, so what it does not say is not told",)
+    elif short:
+        words = "it does not state the model's size, so it is no whole config"
+        remarks = (f"{words}: that the family's defaults stand for what it does not say is not assumed",)
     return Spoken("transformers", settings, remarks, model if isinstance(model, str) else None)
+
+
+def _is_cut_down(file: ConfigFile, row: Architecture) -> bool:
+    """Whether a config names its family and not the model's size, as no config does that an engine runs."""
+    return any(size in row.sizes and find(file, row, row.sizes[size].keys) is None for size in _SIZE_OF_A_MODEL)
 
 
 def _family_of(config: Mapping[str, Any]) -> Architecture | None:

@@ -31,11 +31,12 @@ Value = float | int | bool | str | None
 
 @dataclass(frozen=True)
 class Told:
-    """A value, who tells it, and whether that is a default rather than a declaration."""
+    """A value, who tells it, whether that is a default rather than a declaration, and whether no config could say it."""
 
     value: Value
     source: str
     defaulted: bool = False
+    fixed: bool = False
 
 
 @dataclass
@@ -68,14 +69,17 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 _LIMIT_KEYS = ("swiglu_limit", "swiglu_limits")
 
 
-def settings_of(config: ConfigFile | None, row: Architecture, *, defaults: bool = True) -> Settings:
+def settings_of(
+    config: ConfigFile | None, row: Architecture, *, defaults: bool = True, fixed: bool = True
+) -> Settings:
     """What a config of the family `row` makes of a model.
 
     Args:
         config: The config; None for none, so that everything is a default.
         row: The family, under this config.
-        defaults: Whether what the config does not say is the family's default. Without, it is not told: a config of a
-            few keys does not say which family's code reads it.
+        defaults: Whether what the config does not say is the family's default. Without, it is not told: of a config of a
+            few keys nobody knows whether the others were left out of it, or of the model.
+        fixed: Whether what follows from the family alone is told even so: it is where the config names the family.
     """
     settings = Settings()
     for name, read in _readers(config, row):
@@ -84,7 +88,7 @@ def settings_of(config: ConfigFile | None, row: Architecture, *, defaults: bool 
         except DamagedCheckpoint as error:
             settings.unusable[name] = error.message
             continue
-        if value is not None and (defaults or not value.defaulted):
+        if value is not None and (defaults or not value.defaulted or (fixed and value.fixed)):
             settings.told[name] = value
     return settings
 
@@ -156,7 +160,7 @@ def _told(value: Sourced[float] | Sourced[str] | Sourced[bool]) -> Told:
 
 def _fixed(row: Architecture, value: Value) -> Told:
     """What no config can say: it follows from the family alone, and counts as its default."""
-    return Told(value, f"family {row.name}", defaulted=True)
+    return Told(value, f"family {row.name}", defaulted=True, fixed=True)
 
 
 def _optional(config: ConfigFile | None, row: Architecture, setting: Setting[float | None]) -> Told:

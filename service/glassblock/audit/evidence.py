@@ -255,6 +255,7 @@ class Evidence:
         embedding: Mean squares of the embedding's rows, where a norm receives them.
         head_is_embedding: Whether the output head equals the embedding; None where one of them could not be read.
         equal_copies: Of tensors that lie in several files, whether all copies are equal.
+        equal_halves: Networks whose fused tensor holds one projection twice.
         idle_neurons: How many neurons are zero in all projections, of the layers whose gate was tested and of those
             that are wider than declared.
         gains: How large the gains of the layers' norms are.
@@ -281,6 +282,7 @@ class Evidence:
     equal_copies: Mapping[str, bool]
     idle_neurons: Mapping[int, int]
     gains: Mapping[str, GainMoments]
+    equal_halves: frozenset[tuple[int, Expert]] = frozenset()
     neurons: Mapping[tuple[int, Expert], NeuronNumbers] = field(default_factory=lambda: MappingProxyType({}))
     rows: Mapping[str, RowNumbers] = field(default_factory=lambda: MappingProxyType({}))
     grains: Mapping[str, Grain] = field(default_factory=lambda: MappingProxyType({}))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from glassblock.audit.embedding import embedding_plan
+from glassblock.audit.equal_projections import equal_halves
 from glassblock.audit.evidence import Evidence, GainMoments
 from glassblock.audit.gate_plans import GATE_RULE_NAMES, GatePlan, gate_plans
 from glassblock.audit.gate_screens import GateScreens
@@ -126,6 +127,8 @@ def gather(
     )
     gates = gate_study(plans, unasked, again if judging else None)
     orientation = _orientation(question, plans, sweep, again)
+    neurons = beside.networks | {key: found.numbers for key, found in screens.networks.items()}
+    halves = equal_halves(layers, neurons, sweep.pieces, sweep.lost)
     progress(done, total, "judging")
     faults = read_faults(checkpoint, sweep.troubles)
     return Evidence(
@@ -142,7 +145,8 @@ def gather(
         equal_copies=copies,
         idle_neurons=MappingProxyType(_idle(screens, weighed, sweep)),
         gains=MappingProxyType(sweep.gains),
-        neurons=MappingProxyType(beside.networks | {key: found.numbers for key, found in screens.networks.items()}),
+        equal_halves=halves,
+        neurons=MappingProxyType(neurons),
         rows=MappingProxyType(beside.rows),
         grains=MappingProxyType(sweep.grains),
         orientation=orientation,

@@ -138,8 +138,10 @@ def _judged(group: _Group, networks: Sequence[Projections], level: float) -> Tur
     if test.p > level:
         reason = f"its axes may be exchanged (p = {test.p:.2g} of {draws} permutations, where {level:.2g} is asked)"
         return OpenOrientation(layer, names, reason)
-    near = [turned for turned in suspects if turned != best and explained[turned] > _CLEAR * explained[best]]
-    either = dict.fromkeys(name for turned in near for name in group.names(turned))
+    near: list[Turned] = [
+        turned for turned in suspects if turned != best and explained[turned] > _CLEAR * explained[best]
+    ]
+    either: dict[str, None] = dict.fromkeys(name for turned in near for name in group.names(turned))
     others = tuple(name for name in dict.fromkeys(group.plans[0].names) if name not in names)
     return TurnedWeight(layer, group.network, names, others, test, level, tuple(either))
 

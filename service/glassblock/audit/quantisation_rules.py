@@ -5,7 +5,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.grain import Grid
@@ -71,12 +70,14 @@ def _codes_alone(
         yield replace(alone, message=f"{fault.message}, while other weights of that dtype have one")
         return
     wide = [dtype for dtype in others if dtype in FLOAT_CODES]
-    if 2 * len(wide) > len(others):  # a file that was cast on purpose was cast in more layers than it was not
+    if len(wide) > len(others) - len(wide) + 1:  # a cast on purpose reaches half of the layers at least
         yield replace(alone, message=f"{fault.message}, while {_same_weight(wide)}")
     elif values is not None and values.most is not None and values.least is not None:
         most = max(values.most, -values.least)
         if most == _CODES[entry.dtype]:
-            told = f"its greatest number is {most:g}, the greatest of the format, which is what scaling makes of a weight"
+            told = (
+                f"its greatest number is {most:g}, the greatest of the format, which is what scaling makes of a weight"
+            )
             yield replace(
                 alone,
                 message=f"{fault.message}; {told}",
@@ -91,7 +92,9 @@ def _integers_alone(fault: LayerFault, entry: TensorEntry, others: list[str], or
     wide = [dtype for dtype in others if dtype in FLOAT_CODES]
     # What lies beside the codes under an unknown name may be their scale.
     module = entry.name.removesuffix(".weight")
-    near = itertools.takewhile(lambda name: name.startswith(module), itertools.islice(ordered, bisect_left(ordered, module), None))
+    near = itertools.takewhile(
+        lambda name: name.startswith(module), itertools.islice(ordered, bisect_left(ordered, module), None)
+    )
     unknown = tuple(name for name in near if name not in {entry.name, f"{module}.bias", f"{module}_bias"})
     sure = bool(wide) and not unknown
     told = f", while {_same_weight(wide)}" if wide else ""
@@ -110,7 +113,9 @@ def _integers_alone(fault: LayerFault, entry: TensorEntry, others: list[str], or
 
 def _same_weight(dtypes: list[str]) -> str:
     kinds = " or ".join(sorted(set(dtypes)))
-    return f"the same weight is {kinds} in " + ("the other layer" if len(dtypes) == 1 else f"{len(dtypes)} other layers")
+    return f"the same weight is {kinds} in " + (
+        "the other layer" if len(dtypes) == 1 else f"{len(dtypes)} other layers"
+    )
 
 
 def _unapplied(evidence: Evidence) -> Iterator[Outcome]:

@@ -1,8 +1,9 @@
-"""Rules about files: containers, the index, and tensors that lie there twice. The headers alone decide."""
+"""Rules about files: containers, the index, and tensors that lie there twice. All but the last need headers only."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from glassblock.audit.equal_projections import equal_projections
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.entries import Container
@@ -97,6 +98,9 @@ def _two_sets(evidence: Evidence) -> Iterator[Outcome]:
 
 
 def _duplicates(evidence: Evidence) -> Iterator[Outcome]:
+    yield from equal_projections(evidence)
+    if not evidence.digests and evidence.layers:
+        yield Skipped(reason="no tensor was hashed: projections of one module were not compared")
     for name, copies in evidence.checkpoint.duplicates.items():
         files = [copy.file.name for copy in copies]
         where = " and in ".join(files)
@@ -264,9 +268,12 @@ INDEX_RULES: tuple[Rule, ...] = (
 DUPLICATE_RULE = _rule(
     "tensor/duplicate",
     _duplicates,
-    what="One tensor lies in several files.",
-    hurts="With different contents, which one counts depends on the order in which a loader reads.",
-    detection="Names are joined over all files, and the copies compared byte for byte. Equal copies are a note.",
-    fooled_by="Copies under different names.",
+    what="One tensor lies in several files, or two projections of one module are the same.",
+    hurts="With different contents, which one counts depends on the order in which a loader reads. Where gate is up, "
+    "or keys are values, what one of them had learnt is lost.",
+    detection="Names are joined over all files, and the copies compared byte for byte. Equal copies are a note. The "
+    "hashes of gate and up, and of attention's projections, are compared within each module, and the halves of a fused "
+    "tensor: equal in some layers only is an error; in all, a warning for trained gates, else a note.",
+    fooled_by="Copies under different names in other layers, as a model is deepened on purpose.",
     report="huggingface/huggingface_hub/issues/4725",
 )

@@ -273,6 +273,8 @@ class Architecture:
         norms: Its norms; `final` is the one after the last layer.
         placement: Where the norms of the feed-forward block are.
         embedding: Name of the token embedding, relative to the trunk; None in models that read no tokens.
+        embedding_projections: Names of the projections from the embedding's width to the layers', and back in front of
+            the head, relative to the trunk; they are there where the two widths differ.
         tied: Whether the output head is the embedding.
         verified: `executed` when a test rebuilds it with the models' own code, `source only` otherwise.
         sources: Where its facts were read.
@@ -325,6 +327,7 @@ class Architecture:
     towers: Mapping[str, "Architecture"] = field(default_factory=lambda: MappingProxyType({}))
     extra_layers: Setting[float] = Setting((), 0.0)
     not_run: str | None = None
+    embedding_projections: tuple[str, str] | None = None
     attention: AttentionRow | LatentAttentionRow | None = None
     positions: PositionsRow | None = None
     logits: LogitsRow = LogitsRow()

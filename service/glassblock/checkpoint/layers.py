@@ -34,7 +34,7 @@ from glassblock.checkpoint.layer_map import (
 )
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_rows, read_tensor, torch_dtype
-from glassblock.checkpoint.settings import Sourced, branch_scale_of, eps_of, number_of, scale_of, text_of
+from glassblock.checkpoint.settings import Sourced, branch_scale_of, eps_of, number_of, scale_of, size_of, text_of
 from glassblock.checkpoint.stored_entries import read_weight
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.activations import (
@@ -321,11 +321,12 @@ def embedding_rows(
 
     Raises:
         InvalidValue: A token is outside the vocabulary.
-        FamilyMismatch: There is no embedding, or it is quantised.
+        FamilyMismatch: There is no embedding, or it is quantised, or of another width than the layers.
         DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
     """
     row = checkpoint.require_usable()
     entry = _embedding(checkpoint)
+    _check_width(checkpoint, row, entry)
     for token in token_ids:
         if not 0 <= token < entry.shape[0]:
             raise InvalidValue(
@@ -342,6 +343,19 @@ def embedding_rows(
         loaded = norm_of(checkpoint, norm, device, meter)
         x = (loaded if dtype is None else loaded.to(dtype))(x)
     return EmbeddingRows(x, tuple(token_ids), multiplier)
+
+
+def _check_width(checkpoint: Checkpoint, row: Architecture, entry: TensorEntry) -> None:
+    """Refuse rows that the model projects to another width before its first layer."""
+    inner = None if checkpoint.config is None else size_of(checkpoint.config, row, "hidden")
+    if row.embedding_projections is None or inner is None or inner.value == entry.shape[1]:
+        return
+    raise FamilyMismatch(
+        f"rows of {entry.name} have {entry.shape[1]} entries where the layers take {inner.value} ({inner.source}): the "
+        f"model projects them with {row.embedding_projections[0]}, which is not applied here",
+        tensor=entry.name,
+        hint="Post the block's input instead.",
+    )
 
 
 def _scaled(

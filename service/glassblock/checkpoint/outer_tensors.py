@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.family import NormRow
+from glassblock.checkpoint.family import Architecture, NormRow
 from glassblock.checkpoint.fitting import Axis, LayerFault, Sizes, Wanted, look_up, row_of, trunk_prefix
 from glassblock.checkpoint.layer_parts import NormTensors, norm_in
 from glassblock.checkpoint.opened import Checkpoint
@@ -57,15 +57,27 @@ def _outer_norm(checkpoint: Checkpoint, norm: NormRow | None) -> tuple[NormTenso
 def wanted_outside(checkpoint: Checkpoint, sizes: Sizes) -> Iterator[Wanted]:
     """The tensors outside the layers: embedding, head, positions, and the norms around them."""
     row, prefix = row_of(checkpoint), trunk_prefix(checkpoint)
-    axes = (Axis(("vocab",)), Axis(("hidden",)))
+    narrow = row.embedding_projections is not None
+    axes = (Axis(("vocab",)), Axis(("embedding_width" if narrow else "hidden",)))
     embedding = embedding_name(checkpoint)
     if embedding is not None:
         yield Wanted("embedding", "weight", embedding, axes)
     if checkpoint.trunk is not None and checkpoint.trunk.head is not None:
         # Whether a head must be there is the question of the tie, which is not one of shapes.
         yield Wanted("head", "weight", checkpoint.trunk.head, axes, optional=True)
+    yield from _embedding_projections(row, prefix, sizes)
     if row.positions is not None:
         yield Wanted("positions", "positions", prefix + row.positions.name, (Axis(None), Axis(("hidden",))))
     for norm in (row.embedding_norm, row.norm("final")):
         if norm is not None:
             yield from wanted_of_norm(norm, prefix, sizes, denied_by=f"family {row.name}")
+
+
+def _embedding_projections(row: Architecture, prefix: str, sizes: Sizes) -> Iterator[Wanted]:
+    """What leads from an embedding of another width to the layers, and from there to the head."""
+    inner, outer = sizes.of("hidden"), sizes.of("embedding_width")
+    if row.embedding_projections is None or inner is None or outer is None or inner.value == outer.value:
+        return
+    into, back = row.embedding_projections
+    yield Wanted("embedding_in", "weight", prefix + into, (Axis(("hidden",)), Axis(("embedding_width",))))
+    yield Wanted("embedding_out", "weight", prefix + back, (Axis(("embedding_width",)), Axis(("hidden",))))

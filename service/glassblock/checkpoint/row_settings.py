@@ -28,6 +28,7 @@ Size = Literal[
     "rope_head_dim",
     "v_head_dim",
     "latent",
+    "embedding_width",
 ]
 Layout = Literal["out_in", "in_out"]
 """How a weight is stored: as torch's Linear, or as GPT-2's Conv1D and most stacks of experts."""

@@ -115,7 +115,12 @@ def device_budget(device: torch.device) -> int:
     """Bytes that may be used of a device nobody has set a budget for."""
     if device.type == "cuda":
         return int(SHARE_OF_CUDA * torch.cuda.mem_get_info(device)[1])
-    return int(SHARE_OF_MEMORY * min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _container_limit()))
+    return int(SHARE_OF_MEMORY * machine_bytes())
+
+
+def machine_bytes() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's."""
+    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _container_limit()))
 
 
 def _container_limit() -> float:

@@ -98,6 +98,7 @@ def run(
             overridden=request.overrides.eps is not None,
             branch="attention" if request.part == "attention" else "ffn",
         ),
+        overrides=request.overrides.model_dump(exclude_defaults=True),
         stages={name: _statistics(tensor) for name, tensor in captured.items()},
         recombination_error=ran.recombined.get("output"),
         recombination=dict(ran.recombined),

@@ -9,7 +9,7 @@ from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.operations.reply import Reply, nested_numbers
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import COMPUTE_DTYPES
-from glassblock.operations.texts import token_ids_of
+from glassblock.operations.texts import pieces_of, token_ids_of
 from glassblock.wire.likelihoods import LikelihoodAnswer, LikelihoodRequest
 from glassblock.wire.values import BytesRead
 
@@ -45,6 +45,7 @@ def likelihoods(
             load=lambda layer: store.layer(request.checkpoint, checkpoint, layer, meter),
             watch=watch,
         )
+    pieces, said = pieces_of(store, checkpoint, ids)
     return Reply(
         LikelihoodAnswer(
             checkpoint=request.checkpoint,
@@ -53,9 +54,10 @@ def likelihoods(
             device=str(store.device),
             compute_dtype=str(dtype or found.dtype).removeprefix("torch."),
             token_ids=nested_numbers(ids),
+            pieces=pieces,
             log_likelihoods=nested_numbers(found),
             mean=float(found.double().mean()),
             read=BytesRead(bytes=meter.bytes, tensors=meter.tensors),
-            notes=checkpoint.notes,
+            notes=(*checkpoint.notes, *said),
         )
     )

@@ -1,8 +1,9 @@
 """Texts as token ids: as a request gives them, or tokenised with the checkpoint's own tokenizer.json."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.text_states import entering_states, layer_count
-from glassblock.errors import InvalidValue, TooLarge
+from glassblock.errors import GlassblockError, InvalidValue, TooLarge
 from glassblock.numerics.layer import run_layer
 from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.operations.store import CheckpointStore
@@ -123,6 +124,45 @@ def norm_reads(
     return read
 
 
+Pieces = tuple[str, ...] | tuple[tuple[str, ...], ...]
+
+
+def pieces_of(
+    store: CheckpointStore, checkpoint: Checkpoint, token_ids: Tensor
+) -> tuple[Pieces | None, tuple[str, ...]]:
+    """The piece of text that each token is, as the ids are nested; None where the checkpoint has no tokenizer.
+
+    The second is what must be said: that its tokenizer cannot be read.
+    """
+    if find_spec("tokenizers") is None:
+        return None, ()
+    try:
+        if not _tokenizer_file(checkpoint, store.roots).is_file():
+            return None, ()
+        tokenizer = _tokenizer_of(checkpoint, store.roots)
+    except GlassblockError as fault:  # the ids are told all the same
+        return None, (f"the tokens' text is not told: {fault.message}",)
+    rows = cast("list[list[int]]", token_ids.reshape(-1, token_ids.shape[-1]).tolist())
+    pieces = tuple(tuple(_pieces(tokenizer, row)) for row in rows)
+    return (pieces if token_ids.ndim > 1 else pieces[0]), ()
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
+    """Each after the one before it, so that its leading space is kept; part of a character as the vocabulary has it."""
+    before, start = "", list[int]()
+    for one in ids:
+        both, alone = _decoded(tokenizer, [*start, one]), _decoded(tokenizer, [one])
+        piece = both[len(before) :] if both.startswith(before) else alone
+        if not piece or "\N{REPLACEMENT CHARACTER}" in piece:
+            piece = cast("str | None", tokenizer.id_to_token(one)) or ""
+        yield piece
+        before, start = alone, [one]
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    return cast("str", tokenizer.decode(ids, skip_special_tokens=False))
+
+
 _READ_ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out", "final")
 
 
@@ -133,20 +173,29 @@ def _tokenised(checkpoint: Checkpoint, text: str, roots: Roots) -> list[int]:
             field="text",
             hint="`pip install tokenizers` where the service runs, or give token_ids",
         )
-    directory = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    real = checked_file(directory, TOKENIZER, roots)
-    if leads_nowhere(directory / TOKENIZER) or not real.is_file():
+    if not _tokenizer_file(checkpoint, roots).is_file():
         raise InvalidValue(
             f"the checkpoint has no {TOKENIZER}",
             field="text",
             hint=f"put the model's {TOKENIZER} beside its weights, or give token_ids",
         )
-    raw = read_whole(real, name=TOKENIZER, limit=MAX_TOKENIZER_BYTES)
-    encoded = _tokenizer(raw).encode(text)
+    encoded = _tokenizer_of(checkpoint, roots).encode(text)
     ids = cast("list[int]", encoded.ids)
     if not ids:
         raise InvalidValue("the text has no token", field="text", hint="give a longer text")
     return ids
+
+
+def _tokenizer_file(checkpoint: Checkpoint, roots: Roots) -> Path:
+    """Where it lies, or would."""
+    directory = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    real = checked_file(directory, TOKENIZER, roots)
+    return directory / TOKENIZER if leads_nowhere(directory / TOKENIZER) else real
+
+
+def _tokenizer_of(checkpoint: Checkpoint, roots: Roots) -> Any:
+    real = _tokenizer_file(checkpoint, roots)
+    return _tokenizer(read_whole(real, name=TOKENIZER, limit=MAX_TOKENIZER_BYTES))
 
 
 @lru_cache(maxsize=4)

@@ -107,6 +107,9 @@ def layer_table(layers: Sequence[LayerMetrics], *, width: int) -> Group | None:
     while _width(table) > width and (widest := max((column.from_width for column in columns), default=0)):
         columns = [column for column in columns if column.from_width < widest]
         table = _table(layers, columns, pictured=pictured, judged=judged)
+    while columns and _width(table) > width:  # a narrow text: what is left goes from the right
+        columns = columns[:-1]
+        table = _table(layers, columns, pictured=pictured, judged=judged)
     return Group(table, Text(_legend(rows, columns), "dim")) if pictured else Group(table)
 
 

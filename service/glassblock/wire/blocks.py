@@ -114,6 +114,9 @@ class BlockRunAnswer(Answer):
     placement: PlacementName
     activation: Annotated[Sourced | None, Field(description="null where no network was run")]
     eps: Annotated[dict[str, Sourced], Field(description="epsilon per norm of the branch")]
+    overrides: Annotated[
+        dict[str, bool | int | float | str], Field(description="what the request changed, and nothing else")
+    ] = {}
     stages: dict[RunStage, StageStatistics]
     recombination_error: Annotated[
         float | None,

@@ -39,6 +39,10 @@ class LikelihoodAnswer(Answer):
     device: str
     compute_dtype: str
     token_ids: Nested
+    pieces: Annotated[
+        tuple[str, ...] | tuple[tuple[str, ...], ...] | None,
+        Field(description="the piece of text that each token is, where the checkpoint has a tokenizer.json"),
+    ] = None
     log_likelihoods: Annotated[
         Nested, Field(description="ln p of every token but the first, given those before it: one fewer than tokens")
     ]

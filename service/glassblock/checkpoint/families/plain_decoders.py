@@ -62,6 +62,7 @@ OPT = Architecture(
             "kv_heads": SizeSetting((), AS_MANY_AS_HEADS),
             "head_dim": SizeSetting((), HIDDEN_OVER_HEADS),
             "vocab": SizeSetting(("vocab_size",), 50272),
+            "embedding_width": SizeSetting(("word_embed_proj_dim",), Ratio("hidden")),
         }
     ),
     feed_forward=plain(
@@ -77,6 +78,7 @@ OPT = Architecture(
     ),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",
+    embedding_projections=("project_in.weight", "project_out.weight"),
     tied=TIED,
     verified="executed",
     sources=source("opt"),
@@ -91,6 +93,18 @@ OPT = Architecture(
                 ("attn_in", "self_attn_layer_norm"),
                 ("ffn_in", "final_layer_norm"),
                 ("final", "final_layer_norm"),
+            ),
+        ),
+        where(
+            "_remove_final_layer_norm",
+            equals=True,
+            default=False,
+            norms=norms(
+                "layernorm",
+                _OPT_EPS,
+                ("attn_in", "self_attn_layer_norm"),
+                ("ffn_in", "final_layer_norm"),
+                has_bias=True,
             ),
         ),
         where(
@@ -111,7 +125,8 @@ OPT = Architecture(
     positions=PositionsRow("embed_positions.weight", offset=2),
     notes=(
         "final_layer_norm in a layer is the norm in front of its network; the last norm has the same name outside.",
-        "The 350m model has its norms after the residual add and no last one.",
+        "The 350m model has its norms after the residual add and no last one, and an embedding half as wide as its "
+        "layers, with a projection on either side of them.",
     ),
 )
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from glassblock.checkpoint.layers import Expert, NetworkTensors, resolve_layer, split_fused
+from glassblock.checkpoint.layers import Expert, NetworkTensors, resolve_layer
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
+from glassblock.numerics.fused_layouts import split_rows
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -88,5 +89,5 @@ def _views(checkpoint: Checkpoint, network: NetworkTensors, tensors: dict[str, T
         view = stored.view(-1)[start : start + entry.elements].view(entry.shape)
         view = view.T if network.row.layouts[part == "down"] == "in_out" else view
         yield part, view
-        if part == "fused" and network.row.fused is not None:
-            yield from zip(("gate", "up"), split_fused(view, network.row.fused), strict=True)
+        if part == "fused" and network.fused_layout is not None:
+            yield from zip(("gate", "up"), split_rows(view, network.fused_layout), strict=True)

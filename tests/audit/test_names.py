@@ -1,7 +1,7 @@
 """Which layer a name speaks of, and names that are alike but for it."""
 
 import pytest
-from glassblock.audit.names import alike, in_words, layer_of, only_layer
+from glassblock.audit.names import alike, cut_names, in_words, layer_of, only_layer
 
 UP = "model.layers.12.mlp.up_proj.weight"
 
@@ -52,3 +52,12 @@ def test_only_layer() -> None:
 )
 def test_in_words(names: tuple[str, ...], words: str) -> None:
     assert in_words(names) == words
+
+
+def test_names_that_nobody_reads_to_the_end_are_cut() -> None:
+    assert cut_names("a.b is empty") == "a.b is empty"
+    long, spaced = "x" * 1_000_000, "x y" * 1000
+    assert cut_names(f"{long} is empty") == f"{'x' * 297}... is empty"
+    assert cut_names(f"{spaced} is empty", (spaced,)) == f"{spaced[:297]}... is empty"
+    words = "a sentence of many words " * 100
+    assert cut_names(words) == words

@@ -26,11 +26,11 @@ from glassblock.checkpoint.layers import (
     resolve_layer,
     sample_embedding_rows,
     shape_faults,
-    split_fused,
 )
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
+from glassblock.numerics.fused_layouts import split_rows
 from glassblock.numerics.wiring import Placement
 from makers import USUAL, Tiny, sizes_for, tiny_checkpoint, tiny_tensors
 from safetensors.torch import load_file
@@ -338,7 +338,9 @@ def test_fused_tensors_are_split_as_the_row_says(order: Any, arrangement: Any, c
     gate, up = torch.randn(6, *columns), torch.randn(6, *columns)
     first, second = (gate, up) if order[0] == "gate" else (up, gate)
     fused = torch.cat([first, second]) if arrangement == "halves" else torch.stack([first, second], 1).flatten(0, 1)
-    parts = split_fused(fused, FusedProjection("", "", order, arrangement))
+    layout = FusedProjection("", "", order, arrangement).layout(len(fused))
+    assert layout is not None
+    parts = split_rows(fused, layout)
     assert torch.equal(parts[0], gate)
     assert torch.equal(parts[1], up)
     assert all(part.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr() for part in parts)

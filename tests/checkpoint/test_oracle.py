@@ -30,7 +30,6 @@ from glassblock.checkpoint.layers import (
     load_wiring,
     row_at,
     shape_faults,
-    split_fused,
 )
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
@@ -38,6 +37,7 @@ from glassblock.checkpoint.settings import branch_scale_of, eps_of, flag_of, num
 from glassblock.checkpoint.variants import row_for
 from glassblock.errors import FamilyMismatch
 from glassblock.numerics.block import apply_sublayer, run_block
+from glassblock.numerics.fused_layouts import split_rows
 from glassblock.numerics.wiring import Placement
 from makers import tiny_checkpoint
 from reference_models import GOES_ON, OTHER_ENTRY, TOKENS, Case, Owner, Reference, build, cases
@@ -229,8 +229,8 @@ def stages_of(model: Reference, layer: int, tensors: LayerTensors) -> dict[str, 
     outputs = {part: owner.part(model.calls[owner.module].output) for part, owner in owners.items()}
     first = next(owner.module for part, owner in owners.items() if part != "down")
     stages = {"x": model.calls[first].input, "hidden": model.calls[owners["down"].module].input}
-    if network.row.fused is not None and "fused" in outputs:
-        parts = split_fused(outputs["fused"].movedim(-1, 0), network.row.fused)
+    if network.fused_layout is not None and "fused" in outputs:
+        parts = split_rows(outputs["fused"].movedim(-1, 0), network.fused_layout)
         outputs |= {name: part.movedim(0, -1) for name, part in zip(("gate", "up"), parts, strict=True)}
     stages |= {name: outputs[name] for name in ("gate", "up") if name in outputs}
     scale = network.row.down_scale

@@ -38,7 +38,9 @@ def test_the_command_that_repairs_has_the_path_and_what_the_audit_was_told(check
     other = write(tmp_path / "other config.json", "{}")
     result = invoke(audited(swapped_report(2)), "audit", checkpoint, "--family", "llama", "--against", other)
     told = " ".join(result.stdout.split())
-    words = shlex.join(["glassblock", "fix", str(checkpoint), "--family", "llama", "--against", str(other), "--dry-run"])
+    words = shlex.join(
+        ["glassblock", "fix", str(checkpoint), "--family", "llama", "--against", str(other), "--dry-run"]
+    )
     assert told.replace(" ", "").count(words.replace(" ", "")) == 1
     assert "glassblock fix" not in invoke(audited(report()), "audit", checkpoint).stdout
 
@@ -51,14 +53,10 @@ def test_the_command_that_repairs_has_the_path_and_what_the_audit_was_told(check
         ((3,), "fail: "),
     ],
 )
-def test_the_line_about_a_file_says_what_is_known(
-    checkpoint: Path, tmp_path: Path, layers: tuple[int, ...], told: str
-):
+def test_the_line_about_a_file_says_what_is_known(checkpoint: Path, tmp_path: Path, layers: tuple[int, ...], told: str):
     known = write(tmp_path / "known.json", REPORTS["json"].render(swapped_report(2)))
     target = tmp_path / "report.txt"
-    result = invoke(
-        audited(swapped_report(*layers)), "audit", checkpoint, "--baseline", known, "--output", target
-    )
+    result = invoke(audited(swapped_report(*layers)), "audit", checkpoint, "--baseline", known, "--output", target)
     assert result.stderr == f"{told}the report is in {target}\n"
     assert result.exit_code == (0 if layers == (2,) else 1)
 

@@ -1,5 +1,8 @@
 """Errors on stderr: names that are known, of a few all, of many those near to what was said."""
 
+import doctest
+import importlib
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,17 @@ def test_names_near_to_what_was_said_come_first_and_the_rest_is_counted(error: G
 def test_where_none_is_near_some_are_told() -> None:
     told = known_names(InvalidValue("no tensor 'qqq'", known=MANY))
     assert told == f"{', '.join(MANY[:NEAR])} and {100 - NEAR} more"
+
+
+def test_the_docstring_shows_what_happens() -> None:
+    assert doctest.testmod(importlib.import_module("glassblock_client.cli.app")).failed == 0
+
+
+def test_a_message_that_quotes_a_book_takes_no_time() -> None:
+    book = InvalidValue(f"no tensor {'family1 ' * 200_000!r}", known=MANY)
+    started = time.monotonic()
+    assert known_names(book).endswith("more")
+    assert time.monotonic() - started < 2.0  # of milliseconds; without a bound it is minutes
 
 
 def test_a_few_are_all_told() -> None:

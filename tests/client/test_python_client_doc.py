@@ -5,12 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import uvicorn
 from glassblock.api.app import create_app
 from glassblock.api.settings import Settings
+from glassblock.wire.audits import ENDED, JobState
 from makers import tiny_checkpoint
 
 DOC = (Path(__file__).parents[2] / "docs" / "python-client.md").read_text(encoding="utf-8")
@@ -58,6 +59,8 @@ def test_what_the_page_says_of_defaults_is_so() -> None:
 
     from glassblock_client import AsyncClient, Client  # noqa: PLC0415
 
+    waiting = {state for states in re.findall(r"state in \{(.*?)\}", DOC) for state in re.findall(r'"(\w+)"', states)}
+    assert waiting == set(get_args(JobState)) - ENDED
     for kind in (Client, AsyncClient):
         assert inspect.signature(kind).parameters["timeout"].default == 60.0
         for name in re.findall(r"`(as_job|start_job|audit_checkpoint|audit_events|cancel_audit|audits|ask)`", DOC):

@@ -39,6 +39,7 @@ REPAIRED = {
     "config/shape:more layers",
     "config/shape:transposed",
     "config/shape:type",
+    "config/unknown-family:wrapped",
     "config/tied-head:two flags",
     "config/tied-head:a copy",
     "tensor/duplicate:copy",

@@ -89,7 +89,9 @@ def swap_finding(layer: int) -> Finding:
             "the rows of the one named gate do not."
         ),
         evidence={"up_log10_p": -120.3, "gate_draws_p": 0.42, "rejections": 2, "threshold_log10_p": -5.3},
-        fix=Fix(action="swap-tensors", description=f"Rename {prefix}.gate_proj.weight and .up_proj.weight into each other."),
+        fix=Fix(
+            action="swap-tensors", description=f"Rename {prefix}.gate_proj.weight and .up_proj.weight into each other."
+        ),
     )
 
 

@@ -170,6 +170,9 @@ def test_cancel_stops_the_running_and_the_waiting(jobs: AuditJobs, gate: Gate) -
     gate.open.set()
     wait_for(jobs, third.id, "succeeded")
     assert jobs.get(first.id).state == jobs.get(second.id).state == "cancelled"
+    with pytest.raises(NotReady, match="cancelled") as refused:
+        jobs.report(first.id)
+    assert refused.value.hint == "start another one: this one has ended"
     assert jobs.cancel(third.id).state == "succeeded", "what has ended stays as it ended"
 
 

@@ -312,6 +312,17 @@ def test_a_broken_checkpoint_is_refused_by_name_and_its_audit_reports(http: http
         assert_still_answers(http)
 
 
+def test_a_file_that_holds_no_weights_is_no_checkpoint(http: httpx.Client, root: Path) -> None:
+    directory = tiny_checkpoint("llama", root / "beside")
+    (directory / "weights.bin").write_bytes((directory / "model.safetensors").read_bytes())
+    (directory / "cut.safetensors").write_bytes(b"{}")
+    found = {"model.safetensors": 200, "weights.bin": 200, "cut.safetensors": 200, "config.json": 404}
+    for name, status in found.items():
+        assert http.get(f"/v1/checkpoints/beside/{name}").status_code == status, name
+    refused = http.get("/v1/checkpoints/beside/config.json")
+    assert_problem(refused, 404, "unknown-checkpoint", "checkpoint")
+
+
 def test_a_special_file_does_not_hang(http: httpx.Client, root: Path) -> None:
     directory = tiny_checkpoint("llama", root / "fifo")
     (directory / "model.safetensors").unlink()

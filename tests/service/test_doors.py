@@ -356,6 +356,10 @@ def test_an_idempotency_key_is_one_audit() -> None:
         assert first.headers["location"] == again.headers["location"]
         other = http.post("/v1/audits", json=body | {"certify": True}, headers=headers)
         assert (other.status_code, other.json()["field"]) == (422, "Idempotency-Key")
+        for key in (b"a\x01b", b"a\tb", b"x" * 256, "k\u00e9".encode()):
+            refused = http.post("/v1/audits", json=body, headers={b"Idempotency-Key": key})
+            assert (refused.status_code, refused.json()["field"]) == (422, "Idempotency-Key"), key
+            assert "printable" in refused.json()["detail"]
 
 
 def test_a_report_is_sent_once_to_who_keeps_it() -> None:

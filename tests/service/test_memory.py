@@ -16,6 +16,7 @@ from glassblock.operations.residency import Key, Residency, device_bytes
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.blocks import BlockRunRequest
 from glassblock.wire.jacobians import JacobiansRequest
+from glassblock.wire.likelihoods import LikelihoodRequest
 from glassblock.wire.values import Sample
 from makers import tiny_checkpoint
 
@@ -224,3 +225,13 @@ def test_an_audit_waits_for_room() -> None:
         admission.wait(500, given_up=lambda: True)
     admission.wait(5000, given_up=lambda: False)  # it never will: the audit is told so when it begins
     assert time.monotonic() - since < 5
+
+
+def test_an_answer_with_pieces_of_text_is_one_of_its_tokenizer(store: CheckpointStore, tmp_path: Path) -> None:
+    """Token ids and the weights are the same, and the pieces that are told beside them are not."""
+    operations = Operations(store)
+    asked = LikelihoodRequest(checkpoint="model", token_ids=(1, 2))
+    before = operations.content_of("likelihoods", asked, {}, form="json")
+    assert before == operations.content_of("likelihoods", asked, {}, form="json")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    assert before != operations.content_of("likelihoods", asked, {}, form="json")

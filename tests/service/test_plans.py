@@ -1,9 +1,7 @@
 """Estimates against what torch's allocator really gave out: never below it, and at most twice as much."""
 
-import gc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from glassblock.wire.plans import PlannedOperation, TensorShape
 from glassblock.wire.values import RunStage
 from glassblock_client import Client
 from makers import Tiny, tiny_checkpoint
+from peaks import peak_of
 from torch.utils.flop_counter import FlopCounterMode
 
 # A layer wide enough that its arrays, and not what every operation takes, are measured.
@@ -37,6 +36,7 @@ CASES: dict[str, tuple[PlannedOperation, dict[str, Any], tuple[int, int] | None]
     "text, network": ("run_block", {"layer": 2, "token_ids": list(range(256))}, None),
     "likelihoods": ("likelihoods", {"token_ids": list(range(256))}, None),
     "norms": ("norm_statistics", {"layer": 1, "norm": "ffn_in"}, (2048, 192)),
+    "norms of many rows": ("norm_statistics", {"layer": 1, "norm": "ffn_in"}, (16384, 192)),
     "residuals": ("compare_residuals", {"layer": 1, "dense_up_to": 256}, (24, 192)),
     "residuals by rows": ("compare_residuals", {"layer": 1, "dense_up_to": 8}, (24, 192)),
     "jacobians, few": ("jacobians", {"layers": [1], "norms": ["frobenius"]}, (4, 192)),
@@ -58,6 +58,10 @@ COUNTED: dict[str, tuple[str, PlannedOperation, dict[str, Any], int]] = {
     "Jacobians of experts": ("mixture", "jacobians", {"layers": [1], "norms": ["frobenius"]}, 32),
     "Jacobian of an expert": ("mixture", "jacobians", {"layers": [1], "expert": 0, "norms": ["frobenius"]}, 32),
     "mixture": ("mixture", "jacobians", {"layers": [1], "part": "mixture", "norms": ["frobenius"]}, 32),
+    "residuals": ("wide", "compare_residuals", {"layer": 1, "dense_up_to": 256}, 64),
+    "residuals by rows": ("wide", "compare_residuals", {"layer": 1, "dense_up_to": 8}, 4),
+    "residuals of a matrix": ("", "compare_residuals", {"eps": 1e-5, "dense_up_to": 256}, 32),
+    "spectral": ("wide", "jacobians", {"layers": [1], "norms": ["spectral"]}, 32),
     "depth": ("wide", "jacobians", {"layers": [0, 1, 2], "part": "block", "norms": ["frobenius"], "depth": True}, 4),
 }
 """Cases of which bytes, peak and FLOPs are counted."""
@@ -174,25 +178,6 @@ def test_of_a_mixture_no_more_experts_are_read_than_rows_can_choose(resident: Pa
     read = Operations(store).run_block(BlockRunRequest(checkpoint="mixture", layer=1), posted(1)).answer.read.bytes
     assert one == pytest.approx(read, rel=0.02)
     assert 1.9 < all_of_them / one < 2.1, "two of four experts"
-
-
-def peak_of(work: Callable[[], Any]) -> tuple[int, Any]:
-    """The most bytes that torch's allocator had given out at once during `work`, above those before."""
-    gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        answer = work()
-    waiting = list(cast("Any", profile).profiler.kineto_results.experimental_event_tree())
-    events: list[Any] = []
-    while waiting:
-        event = waiting.pop()
-        waiting.extend(event.children)
-        if event.tag == torch._C._profiler._EventType.Allocation:  # pyright: ignore
-            events.append(event)
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_time_ns):
-        held += event.extra_fields.alloc_size
-        peak = max(peak, held)
-    return peak, answer
 
 
 def test_a_plan_over_http_does_nothing(client: Client) -> None:

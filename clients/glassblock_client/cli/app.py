@@ -29,6 +29,8 @@ NO_REPORT = 2
 KNOWN_UP_TO = 12
 """Names that an error tells all of."""
 NEAR = 6
+QUOTED, QUOTED_CHARACTERS = 4, 80
+"""Of a message, what is held against the names that are known."""
 LISTED_BY = {"family": "families", "activation": "families", "norm_kind": "families", "rules": "rules"}
 """The command that lists what a field may hold."""
 INTERRUPTED = 130
@@ -64,7 +66,7 @@ COMMANDS: dict[str, Command] = {
         Command("checkpoints", "checkpoints", "List the checkpoints of a service, or under a folder."),
         Command("families", "tables", "List the families of models that are read."),
         Command("rules", "tables", "List the rules of the audit, or explain one."),
-        Command("audits", "audits", "List, follow or cancel the audits of a service, and what else was asked for as a job."),
+        Command("audits", "audits", "List, follow or cancel the audits of a service."),
         Command("keys", "keys", "Make an API key for callers of a service."),
         Command("serve", "serve", "Serve the checkpoints under some folders over HTTP."),
         Command("doctor", "doctor", "Look at this installation and say what to do next."),
@@ -157,9 +159,13 @@ def known_names(error: GlassblockError) -> str:
     """
     if len(error.known) <= KNOWN_UP_TO:
         return ", ".join(error.known)
-    quoted = re.findall(r"'([^']+)'|\"([^\"]+)\"", error.message)
+    quoted: list[tuple[str, str]] = re.findall(r"'([^']+)'|\"([^\"]+)\"", error.message)
     near = dict.fromkeys(
-        name for words in quoted for word in words if word for name in get_close_matches(word, error.known, n=NEAR)
+        name
+        for words in quoted[:QUOTED]
+        for word in words
+        if word
+        for name in get_close_matches(word[:QUOTED_CHARACTERS], error.known, n=NEAR)
     )
     told = list(near)[:NEAR] or list(error.known[:NEAR])
     listed_by = "families" if isinstance(error, UnknownFamily) else LISTED_BY.get((error.field or "").split(".")[-1])

@@ -50,10 +50,10 @@ def audits(
     url: UrlOption = None,
     timeout: TimeoutOption = None,
 ) -> int:
-    """List, follow or cancel the audits of a service, and what else was asked for as a job.
+    """List, follow or cancel the audits of a service.
 
-    Without --follow and --cancel the newest come first. Exit status of --follow: that of `glassblock audit`; of
-    another operation, whose answer is printed as JSON, 0.
+    And whatever else was asked for as a job. Without --follow and --cancel the newest come first. Exit status of
+    --follow: that of `glassblock audit`; of another operation, whose answer is printed as JSON, 0.
     """
     if not url:
         raise InvalidValue(

@@ -21,8 +21,12 @@ def read_json_object(path: Path, *, option: str) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        InvalidValue: no JSON, no object, or over 16 MiB.
+        InvalidValue: no such file, no JSON, no object, or over 16 MiB.
     """
+    if not path.exists():
+        raise _refused(option, path, "does not exist")
+    if path.is_dir():
+        raise _refused(option, path, "is a folder")
     with path.open("rb") as file:
         text = file.read(JSON_LIMIT_BYTES + 1)
     if len(text) > JSON_LIMIT_BYTES:

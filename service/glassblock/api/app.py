@@ -216,7 +216,7 @@ def _answer_to(fault: Exception) -> Response:
 
 
 def _forget_frames(fault: BaseException | None) -> None:
-    """Let go what an answered fault's frames hold: the body lies there, in a circle that only a collection would end."""
+    """Let go what the frames of an answered fault hold: else the body stays until garbage is collected."""
     while fault is not None:
         fault.__traceback__ = None
         fault = fault.__cause__ or fault.__context__

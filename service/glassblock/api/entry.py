@@ -5,9 +5,10 @@ import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import anyio.from_thread
 import httpx
@@ -19,8 +20,8 @@ from pydantic import ValidationError
 from glassblock.api.allocator import share_arenas
 from glassblock.api.answers import invalid_value
 from glassblock.api.app import create_app, root_trouble
+from glassblock.api.connections import BACKLOG, BoundedProtocol, Crowd, room_for
 from glassblock.api.envelope import MAX_HEAD_BYTES
-from glassblock.api.landing import LandingProtocol
 from glassblock.api.listening import listening_sockets, url_of
 from glassblock.api.logs import log_as_json
 from glassblock.api.settings import Settings
@@ -131,9 +132,14 @@ def serve(**given: Any) -> None:
     # uvicorn stops gracefully, then raises the signal again: these make that an ordinary return.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _return)
+    crowd = Crowd(
+        room_for(settings.connections), head_seconds=settings.head_seconds, unread_seconds=settings.silence_seconds
+    )
     config = uvicorn.Config(
         app,
-        http=LandingProtocol,
+        http=cast("type[BoundedProtocol]", partial(BoundedProtocol, crowd=crowd)),
+        ws="none",
+        backlog=BACKLOG,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=GRACE_SECONDS,
         log_config=None,

@@ -13,8 +13,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glassblock.api.answers import answer_defect, answer_error
-from glassblock.api.doors import NOBODY, Caller, Doors
-from glassblock.errors import GlassblockError, InvalidValue, TooLarge, Unauthenticated
+from glassblock.api.doors import NOBODY, OPEN_PATHS, Caller, Doors
+from glassblock.errors import GlassblockError, InvalidValue, ServiceUnavailable, TooLarge, Unauthenticated
 from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -22,6 +22,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 MAX_HEAD_BYTES = 32 * 1024
 """Longest request line with its headers."""
+
+CROWDED = "glassblock.crowded"
+"""The extension of a scope that says whether too many connections are at work to answer it (`connections`)."""
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -119,6 +122,16 @@ class Envelope:
                 witness(visit)
 
     async def _admitted(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("extensions", {}).get(CROWDED) and visit.path not in OPEN_PATHS:
+            crowded = ServiceUnavailable(
+                "too many connections are at work",
+                hint="send it again later, or raise GLASSBLOCK_CONNECTIONS",
+                retry_after=1,
+            )
+            refusal = answer_error(crowded)
+            refusal.headers["Connection"] = "close"
+            await refusal(scope, receive, send)
+            return
         if _head_bytes(scope) > MAX_HEAD_BYTES:
             error = TooLarge(
                 f"the request line and its headers are larger than {MAX_HEAD_BYTES} bytes", field="headers"

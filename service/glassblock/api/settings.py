@@ -32,13 +32,17 @@ class Settings(BaseSettings):
     max_body_mib: Annotated[int, Field(ge=1, le=65536, description="largest request body, MiB")] = 512
     bodies_mib: Annotated[
         int | None,
-        Field(ge=1, description="most that all request bodies may hold together, MiB; a quarter of the memory, 8 GiB at most"),
+        Field(
+            ge=1,
+            description="most that all bodies of requests hold together, MiB; a quarter of the memory, at most 8192",
+        ),
     ] = None
     connections: Annotated[
-        int, Field(ge=1, le=1_000_000, description="connections at once; beyond, those without a request are closed")
+        int, Field(ge=1, le=1_000_000, description="connections at once; beyond, one that asks nothing is closed")
     ] = 1024
     head_seconds: Annotated[
-        float, Field(gt=0, le=3600, description="longest that a request's head may take, from connecting or the last answer")
+        float,
+        Field(gt=0, le=3600, description="longest that a request's head may take, since connecting or the last answer"),
     ] = 20.0
     resident_mib: Annotated[int, Field(ge=0, description="most that blocks may hold between requests, MiB")] = 4096
     device_mib: Annotated[
@@ -83,7 +87,9 @@ class Settings(BaseSettings):
         str, Field(description="addresses whose X-Forwarded-For and -Proto are believed, separated by commas")
     ] = ""
     body_seconds: Annotated[float, Field(gt=0, le=86400, description="longest that a request's body may take")] = 600.0
-    silence_seconds: Annotated[float, Field(gt=0, le=3600, description="longest pause within a request's body")] = 30.0
+    silence_seconds: Annotated[
+        float, Field(gt=0, le=3600, description="longest pause within a request's body, or in which no answer is read")
+    ] = 30.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="what is logged to stderr, as JSON")
     ] = "warning"

@@ -1,13 +1,15 @@
-"""An activation that the config states under a key that the family's code does not read."""
+"""An activation that the config states under a key that the family's code does not read, or by a name nobody knows."""
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
 from glassblock.checkpoint.config import find
 from glassblock.checkpoint.settings import text_of
+from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import DamagedCheckpoint
-from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS
+from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, LEARNED_ACTIVATIONS
 from glassblock.wire.audits import Fix
 
 _KEYS = ("hidden_act", "hidden_activation", "activation_function")
@@ -34,6 +36,32 @@ def unread_activation(evidence: Evidence) -> Iterator[Outcome]:
             file=config.path.name,
             evidence={"declared": ours.value, "source": ours.source, "other": stated.value, "key": stated.key},
             fix=Fix(action="correct-config", description=f"Say the same under {stated.key}."),
+            level="warning",
+            certainty="conflict",
+        )
+
+
+def unknown_activation(evidence: Evidence) -> Iterator[Outcome]:
+    """A name that is no activation here: a warning, since the models' own code may know one more."""
+    config = evidence.checkpoint.config
+    if config is None:
+        return
+    known = sorted({*ACTIVATIONS, *ACTIVATION_ALIASES, *LEARNED_ACTIVATIONS})
+    told: dict[str, str] = {}
+    for network in evidence.family.networks:
+        try:
+            stated = text_of(config, evidence.family, network.activation)
+        except DamagedCheckpoint:
+            continue  # the config's own fault says why
+        if stated.value not in known:
+            told[stated.source] = stated.value
+    for source, name in told.items():
+        nearest = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        guess = f", the nearest of which is {nearest[0]}" if nearest else ""
+        yield Found(
+            f"{source} is {shown(name)}, which is no activation known here{guess}: {', '.join(known)}",
+            file=config.path.name,
+            evidence={"declared": name, "source": source, "nearest": nearest[0] if nearest else None, "known": known},
             level="warning",
             certainty="conflict",
         )

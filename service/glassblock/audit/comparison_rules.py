@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from glassblock.audit.activation_keys import unread_activation
+from glassblock.audit.activation_keys import unknown_activation, unread_activation
 from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided
 from glassblock.audit.evidence import Evidence
@@ -89,6 +89,7 @@ def _unasked(
 
 
 def _activation(evidence: Evidence) -> Iterator[Outcome]:
+    yield from unknown_activation(evidence)
     yield from unread_activation(evidence)
     yield from _unasked(against=True, captures=True)(evidence)
 
@@ -117,7 +118,8 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         hurts="Every neuron is bent otherwise; a clamp that is left out shows in the tails alone.",
         detection="The activation and the clamp of the config are held against another engine's, through the table of "
         "aliases; a key that is absent from a whole config is its default. The largest difference of the two is told. "
-        "Another key of the config itself that says otherwise, and that only other engines read, is a warning.",
+        "Another key of the config itself that says otherwise, and that only other engines read, is a warning; so is a "
+        "name that is no known activation.",
         fooled_by="An engine that applies another activation than its config says.",
         report="https://github.com/sgl-project/sglang/pull/39920",
         needs=("family",),

@@ -12,6 +12,7 @@ from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import declared_flags
 from glassblock.checkpoint.layers import LayerFault, head_entry
 from glassblock.checkpoint.settings import tied_of
+from glassblock.checkpoint.wrappers import wrapped_names
 from glassblock.errors import DamagedCheckpoint
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
@@ -80,12 +81,13 @@ def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
     if checkpoint.config is not None:
         values = checkpoint.config.values
         named = {key: values[key] for key in ("model_type", "architectures") if key in values}
+    wrapped = None if checkpoint.family is None else wrapped_names(names, checkpoint.family)
     yield Found(
-        f"{fault.message}; `glassblock families` lists those",
+        fault.message if wrapped is not None else f"{fault.message}; `glassblock families` lists those",
         tensors=tuple(names[:1]),
         file=fault.file.name,
         evidence={**named, "known": list(ARCHITECTURES), "first_tensors": names[:5]},
-        fix=Fix(action="name-family", description=fault.hint),
+        fix=Fix(action="name-family" if wrapped is None else "unwrap-names", description=fault.hint),
     )
 
 

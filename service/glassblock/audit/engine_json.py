@@ -1,5 +1,6 @@
 """What an engine does, in a small JSON of ours, for engines whose configs are not read: docs/comparing.md."""
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast, get_args
@@ -139,6 +140,13 @@ def _one_of(value: object, known: tuple[str, ...], path: str) -> str:
     return value
 
 
+def _arrangement(value: object, path: str) -> str:
+    """`halves`, `interleaved`, or `blocks-4`: halves in each of so many blocks."""
+    if isinstance(value, str) and re.fullmatch(r"blocks-[1-9]\d{0,4}", value):
+        return "halves" if value == "blocks-1" else value
+    return _one_of(value, ("halves", "interleaved", "blocks-4"), path)
+
+
 def _known(key: object, known: tuple[str, ...], field: str) -> None:
     if key not in known:
         raise InvalidValue(
@@ -166,7 +174,7 @@ _SINGLE: Mapping[str, tuple[str, _Read]] = MappingProxyType(
         ),
         "fused_arrangement": (
             "fused.arrangement",
-            lambda value, path: _one_of(value, ("halves", "interleaved"), path),
+            _arrangement,
         ),
         "placement": (
             "placement",

@@ -12,9 +12,10 @@ from typing import cast
 
 from glassblock.checkpoint.attention_row import AttentionRow, LatentAttentionRow, RotaryRow
 from glassblock.checkpoint.config import ConfigFile, as_number, find
-from glassblock.checkpoint.family import Architecture, Setting, Size, SquareRoot
+from glassblock.checkpoint.family import Architecture, FusedProjection, Setting, Size, SquareRoot
 from glassblock.checkpoint.settings import (
     Sourced,
+    blocks_of,
     eps_of,
     flag_of,
     number_of,
@@ -31,7 +32,7 @@ Value = float | int | bool | str | None
 
 @dataclass(frozen=True)
 class Told:
-    """A value, who tells it, whether that is a default rather than a declaration, and whether no config could say it."""
+    """A value, who tells it, whether it is a default and no declaration, and whether no config could say it."""
 
     value: Value
     source: str
@@ -69,16 +70,14 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 _LIMIT_KEYS = ("swiglu_limit", "swiglu_limits")
 
 
-def settings_of(
-    config: ConfigFile | None, row: Architecture, *, defaults: bool = True, fixed: bool = True
-) -> Settings:
+def settings_of(config: ConfigFile | None, row: Architecture, *, defaults: bool = True, fixed: bool = True) -> Settings:
     """What a config of the family `row` makes of a model.
 
     Args:
         config: The config; None for none, so that everything is a default.
         row: The family, under this config.
-        defaults: Whether what the config does not say is the family's default. Without, it is not told: of a config of a
-            few keys nobody knows whether the others were left out of it, or of the model.
+        defaults: Whether what the config does not say is the family's default. Without, it is not told: of a config of
+            a few keys nobody knows whether the others were left out of it, or of the model.
         fixed: Whether what follows from the family alone is told even so: it is where the config names the family.
     """
     settings = Settings()
@@ -108,7 +107,7 @@ def _readers(config: ConfigFile | None, row: Architecture) -> Iterator[tuple[str
     fused = network.fused
     if fused is not None:
         yield "fused.order", lambda: _fixed(row, "|".join(fused.order))
-        yield "fused.arrangement", lambda: _fixed(row, fused.arrangement)
+        yield "fused.arrangement", lambda: _arrangement(config, row, fused)
     yield "bias.ffn", lambda: _told(flag_of(config, row, network.bias))
     attention = row.attention
     if attention is not None:
@@ -178,6 +177,14 @@ def _limit(config: ConfigFile | None, row: Architecture) -> Told:
     if config is None or found is None or number is None:
         return Told(None, "no swiglu_limit", defaulted=True)
     return Told(number, f"{config.path.name}: {found.key}")
+
+
+def _arrangement(config: ConfigFile | None, row: Architecture, fused: FusedProjection) -> Told:
+    """The row's word; of blocks `blocks-4`, or `halves` where there is one."""
+    if fused.blocks is None:
+        return _fixed(row, fused.arrangement)
+    found = blocks_of(config, row, fused.blocks)
+    return Told("halves" if found.value == 1 else f"blocks-{found.value}", found.source, found.defaulted)
 
 
 def _size(config: ConfigFile, row: Architecture, size: Size) -> Told | None:

@@ -21,6 +21,7 @@ from glassblock.audit.rule import Found
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
+from glassblock.numerics.fused_layouts import split_groups
 from glassblock.wire.audits import Fix
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -100,17 +101,17 @@ def _may_be_equal(known: NeuronNumbers) -> bool:
 
 
 def _halves_are_equal(network: NetworkTensors, pieces: Callable[[TensorEntry], Iterator[Tensor]]) -> bool:
-    entry, fused = network.weights["fused"], network.row.fused
-    interleaved = fused is not None and fused.arrangement == "interleaved"
-    width = entry.shape[-1]
+    entry, layout = network.weights["fused"], network.fused_layout
+    if layout is None:
+        return False
+    width, groups = entry.shape[-1], layout.groups
     if network.row.layouts[0] == "in_out":
-        half = width // 2
-        spans = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
-        rows = (piece.view(-1, width) for piece in pieces(entry))
-        return all(torch.equal(piece[:, spans[0]], piece[:, spans[1]]) for piece in rows)
-    if not interleaved:
-        halves = (pieces(entry.part(number, 2)) for number in (0, 1))
-        return all(torch.equal(first, second) for first, second in zip(*halves, strict=True))
+        columns = (piece.view(-1, width).T for piece in pieces(entry))
+        return all(torch.equal(*split_groups(piece, groups)) for piece in columns)
+    if 2 * groups < entry.shape[0]:
+        runs = [entry.part(number, 2 * groups) for number in range(2 * groups)]
+        pairs = (zip(pieces(one), pieces(other), strict=True) for one, other in zip(runs[::2], runs[1::2], strict=True))
+        return all(torch.equal(first, second) for pair in pairs for first, second in pair)
     kept: Tensor | None = None  # the first of two rows, where a piece ends between them
     for piece in pieces(entry):
         rows = piece.view(-1, width) if kept is None else torch.cat([kept, piece.view(-1, width)])

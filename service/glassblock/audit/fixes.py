@@ -12,12 +12,13 @@ from glassblock.checkpoint.attention_map import bias_setting
 from glassblock.checkpoint.changes import Add, Reorder, Transpose, Within
 from glassblock.checkpoint.config import find
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.family import FusedProjection
 from glassblock.checkpoint.layer_map import layer_prefix, resolve_layer
 from glassblock.checkpoint.layers import head_entry, row_at, shape_faults
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.patches import Alter, Compact, Declare, Drop, Edit, Patch, Relist, Rename, patched
+from glassblock.checkpoint.wrappers import wrapped_names
 from glassblock.errors import CheckpointUnusable, GlassblockError
+from glassblock.numerics.fused_layouts import RowLayout
 from glassblock.wire.audits import Finding
 
 MOST_TRIALS = 200
@@ -115,47 +116,50 @@ def _swap_tensors(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaire
 
 
 def _swap_halves(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired:
-    def order(rows: int, fused: FusedProjection) -> tuple[Reorder, ...]:
-        if fused.arrangement == "interleaved":
-            return (Reorder(-2, (rows // 2, 2), flip=1),)
-        return (Reorder(-2, (2, rows // 2), flip=0),)
-
-    return _reordered(checkpoint, finding, order)
+    return _reordered(checkpoint, finding, lambda rows, declared: (exchanged_rows(rows, declared),))
 
 
 def _reorder_rows(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired:
-    """Rows from the layout that was recovered to the family's: first to gate over up, then to what it declares."""
+    """Rows from the layout that was recovered to the one that the family declares."""
     groups, gate_first = finding.evidence.get("groups"), finding.evidence.get("gate_first")
     if not isinstance(groups, int) or groups < 1 or not isinstance(gate_first, bool):
         needs = "captured gate and up of one layer, or weights in which one layout alone is shown"
         return Unrepaired("the layout that is stored was not recovered", needs)
 
-    def order(rows: int, fused: FusedProjection) -> tuple[Reorder, ...]:
-        turn = None if gate_first else 1
-        to_halves = Reorder(-2, (groups, 2, rows // 2 // groups), onto=(1, 0, 2), flip=turn)
-        up_first = fused.order[0] == "up"
-        if fused.arrangement == "interleaved":
-            return to_halves, Reorder(-2, (2, rows // 2), onto=(1, 0), flip=0 if up_first else None)
-        return (to_halves, Reorder(-2, (2, rows // 2), flip=0)) if up_first else (to_halves,)
+    stored = RowLayout(groups, gate_first)
+    return _reordered(checkpoint, finding, lambda rows, declared: relaid_rows(rows, stored, declared))
 
-    return _reordered(checkpoint, finding, order)
+
+def exchanged_rows(rows: int, layout: RowLayout) -> Reorder:
+    """Gate where up is and the other way round, in every group of a fused tensor of so many rows."""
+    return Reorder(-2, (layout.groups, 2, rows // 2 // layout.groups), flip=1)
+
+
+def relaid_rows(rows: int, stored: RowLayout, wanted: RowLayout) -> tuple[Reorder, ...]:
+    """From one layout to another: first to gate over up, then to what is wanted."""
+    turn = None if stored.gate_first else 1
+    to_halves = Reorder(-2, (stored.groups, 2, rows // 2 // stored.groups), onto=(1, 0, 2), flip=turn)
+    if wanted == RowLayout(1):
+        return (to_halves,)
+    turn = None if wanted.gate_first else 0
+    return to_halves, Reorder(-2, (2, wanted.groups, rows // 2 // wanted.groups), onto=(1, 0, 2), flip=turn)
 
 
 def _reordered(
-    checkpoint: Checkpoint, finding: Finding, order: Callable[[int, FusedProjection], tuple[Reorder, ...]]
+    checkpoint: Checkpoint, finding: Finding, order: Callable[[int, RowLayout], tuple[Reorder, ...]]
 ) -> Patch | Unrepaired:
     """The rows of fused weights in another order, those of their biases and scales with them."""
     if finding.layer is None or not finding.tensors:
         return Unrepaired("the finding names no layer", "the layer and its fused tensor")
     edits: list[Edit] = []
     for network in resolve_layer(checkpoint, finding.layer)[0].networks:
-        entry, fused = network.weights.get("fused"), network.row.fused
+        entry, layout = network.weights.get("fused"), network.fused_layout
         weight = None if entry is None else checkpoint.entries.get(entry.name)
-        if entry is None or fused is None or weight is None or entry.name not in finding.tensors:
+        if entry is None or layout is None or weight is None or entry.name not in finding.tensors:
             continue
         if finding.expert in {None, network.expert} and all(edit.tensor != weight.name for edit in _alters(edits)):
             transposed = network.row.layouts[0] == "in_out"
-            wanted = order(entry.shape[-1 if transposed else -2], fused)
+            wanted = order(network.fused_rows, layout)
             stack = isinstance(finding.expert, int) and len(weight.shape) == len(entry.shape) + 1
             edits.extend(_with_companions(checkpoint, weight, wanted, finding.expert if stack else None, transposed))
     laid = {edit.tensor for edit in _alters(edits)}
@@ -398,6 +402,13 @@ def _transpose(_: Checkpoint, finding: Finding) -> Patch | Unrepaired:
     return tuple(Alter(name, (Transpose(),)) for name in finding.tensors)
 
 
+def _unwrap_names(checkpoint: Checkpoint, _: Finding) -> Patch | Unrepaired:
+    wrapped = wrapped_names(checkpoint.entries, checkpoint.family)
+    if wrapped is None:
+        return Unrepaired("no part of the names stands between them and the family's", "the script that wrote them")
+    return (Rename(MappingProxyType({old: new for old, new in wrapped.names.items() if old != new})),)
+
+
 _SOURCE = "the file, or the checkpoint, from its source"
 
 FIXES: Mapping[str, Repair] = MappingProxyType(
@@ -433,6 +444,7 @@ FIXES: Mapping[str, Repair] = MappingProxyType(
         "name-family": _needs(
             "no row of the family table is named by the config", "--family, or the right config.json"
         ),
+        "unwrap-names": _unwrap_names,
         "keep-one-set": _needs("which of the two sets is meant is not told by the files", "somebody who removes one"),
         "fetch": _needs("what is absent cannot be made up", _SOURCE),
         "fetch-again": _needs("what is lost cannot be made up", _SOURCE),

@@ -1,7 +1,7 @@
 """A network brought back whole, or as many of its channels as fit, for the certified test."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassblock.audit.gate_plans import GatePlan
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.numerics.fused_layouts import split_groups
+from glassblock.numerics.fused_layouts import RowLayout, split_rows
 
 MOST_ENTRIES = 1 << 23
 """Entries of one projection that are held for the certified test; of a larger one so many of its channels."""
@@ -33,12 +33,11 @@ class LoadedNetwork(NamedTuple):
     down: Float[Tensor, "channels m"]
     channels: int
 
-    def split(self, groups: int, *, gate_first: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Gate, up and down, a fused tensor cut into so many groups."""
-        if self.second is not None:
-            return self.first, self.second, self.down
-        one, other = split_groups(self.first, groups)
-        return (one, other, self.down) if gate_first else (other, one, self.down)
+    def split(self, layout: RowLayout | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate, up and down, a fused tensor cut as the layout says; None for separate tensors."""
+        if layout is None or self.second is not None:
+            return self.first, cast("Tensor", self.second), self.down
+        return (*split_rows(self.first, layout), self.down)
 
 
 def load_network(plan: GatePlan, pieces: Pieces, *, most_entries: int = MOST_ENTRIES) -> LoadedNetwork:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from glassblock.audit.evidence import Unasked
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection
+from glassblock.checkpoint.family import Architecture, FeedForwardRow
 from glassblock.checkpoint.fitting import FLOAT_CODES
 from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, gating_of
 from glassblock.checkpoint.opened import Checkpoint
@@ -12,7 +12,7 @@ from glassblock.checkpoint.settings import text_of
 from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers
 from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.activations import activation_named
-from glassblock.numerics.fused_layouts import candidate_groups
+from glassblock.numerics.fused_layouts import RowLayout, candidate_groups
 
 GATE_RULE_NAMES = frozenset({"ffn/gate-up-swapped", "ffn/fused-order", "ffn/fused-layout", "ffn/mispaired-neurons"})
 """The rules that look at the evidence about gates: separate ones, fused ones, and how neurons are paired."""
@@ -42,14 +42,14 @@ class GatePlan:
     width: int
 
     @property
-    def fused(self) -> FusedProjection | None:
-        """How gate and up share a tensor; None where each has its own."""
-        return self.network.row.fused
+    def fused(self) -> RowLayout | None:
+        """How the rows of gate and up lie in one tensor; None where each has its own."""
+        return self.network.fused_layout
 
     @property
     def tests(self) -> int:
         """How many tensors the test may have to reject or not: two, for every way in which a fused one may be cut."""
-        return 2 if self.fused is None else 2 * len(candidate_groups(self.neurons))
+        return 2 if self.fused is None else 2 * len(candidate_groups(self.neurons, self.fused.groups))
 
     @property
     def stored(self) -> bool:
@@ -163,4 +163,6 @@ def _unfit(tensors: NetworkTensors, unread: Mapping[str, str]) -> Unasked | None
     if not inner or not outer or any(shapes[part] != (rows[part], outer) for part in needed[:-1]):
         told = ", ".join(f"{entry.name} {list(entry.shape)}" for entry in entries.values())
         return Unasked(f"the shapes do not belong together: {told}")
+    if network.fused is not None and tensors.fused_layout is None:
+        return Unasked(f"the rows of {entries['fused'].name} cannot be cut into the blocks that are declared")
     return None

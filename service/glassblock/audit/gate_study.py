@@ -152,30 +152,25 @@ def _closely(plan: GatePlan, again: Again, level: float) -> GateLayer:
     """The certified test of one network, and of a fused one the layout first."""
     again.told(plan.layer)
     loaded = load_network(plan, again.pieces)
-    declared = _declared(plan)
+    declared = plan.fused
     stored = None
     if declared is not None:
-        shown = [screen.layout for screen in layout_screens(loaded.first, seed=plan.layer)]
-        stored = _only(shown, plan)
-    groups = 1 if declared is None else declared.groups
-    gate_first = declared is None or declared.gate_first
-    relaid = stored is not None and stored.groups != groups
-    if stored is not None and relaid:
-        projections = loaded.split(stored.groups, gate_first=stored.gate_first)
-    else:
-        projections = loaded.split(groups, gate_first=gate_first)
-    statistics = _evidence(projections, plan, again, level)
+        screens = layout_screens(loaded.first, seed=plan.layer, declared=declared.groups)
+        stored = _only(screen.layout for screen in screens)
+    relaid = stored is not None and declared is not None and stored.groups != declared.groups
+    statistics = _evidence(loaded.split(stored if relaid else declared), plan, again, level)
     judgement = judge(statistics, level=level)
     found = _gate_layer(plan, plan.network.expert, _screen_of(plan, again), judgement, statistics)
-    found = replace(found, channels=loaded.channels if loaded.channels < plan.width else None, stored=stored)
+    found = replace(found, channels=loaded.channels if loaded.channels < plan.width else None)
+    found = replace(found, stored=None if stored is None else _told(stored, plan))
     if not relaid:
         return found
     if judgement.verdict is Verdict.AS_NAMED:
-        named_up = sign_symmetry_test(loaded.split(groups, gate_first=gate_first)[1], seed=plan.layer)
+        named_up = sign_symmetry_test(loaded.split(declared)[1], seed=plan.layer)
         if named_up.rejected(level):
             return replace(found, declared_up_log10_p=named_up.log10_p)
     # Not certified under the layout it seems to have: what is said is said of the declared one.
-    statistics = _evidence(loaded.split(groups, gate_first=gate_first), plan, again, level)
+    statistics = _evidence(loaded.split(declared), plan, again, level)
     return replace(found, stored=None, statistics=statistics, judgement=judge(statistics, level=level))
 
 
@@ -184,21 +179,14 @@ def _evidence(projections: tuple[Tensor, Tensor, Tensor], plan: GatePlan, again:
     return gate_up_evidence(*projections, seed=plan.layer, level=level, draws=DRAWS, certify=certify)
 
 
-def _only(shown: Iterable[RowLayout | None], plan: GatePlan) -> Layout | None:
+def _only(shown: Iterable[RowLayout | None]) -> RowLayout | None:
     """The layout, where exactly one of all candidates is shown."""
     found = [layout for layout in shown if layout is not None]
-    return None if len(found) != 1 else _layout(found[0].groups, plan, gate_first=found[0].gate_first)
+    return None if len(found) != 1 else found[0]
 
 
-def _layout(groups: int, plan: GatePlan, *, gate_first: bool) -> Layout:
-    return Layout(groups, gate_first, interleaved=groups == plan.neurons > 1)
-
-
-def _declared(plan: GatePlan) -> Layout | None:
-    if plan.fused is None:
-        return None
-    groups = plan.neurons if plan.fused.arrangement == "interleaved" else 1
-    return _layout(groups, plan, gate_first=plan.fused.order[0] == "gate")
+def _told(layout: RowLayout, plan: GatePlan) -> Layout:
+    return Layout(*layout, interleaved=layout.groups == plan.neurons > 1)
 
 
 def _together(plans: Sequence[GatePlan], again: Again, level: float) -> GateLayer | None:
@@ -217,10 +205,7 @@ def _together(plans: Sequence[GatePlan], again: Again, level: float) -> GateLaye
 
     def loaded() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for plan in plans:
-            declared = _declared(plan)
-            network = load_network(plan, again.pieces, most_entries=entries)
-            groups, gate_first = (1, True) if declared is None else (declared.groups, declared.gate_first)
-            yield network.split(groups, gate_first=gate_first)
+            yield load_network(plan, again.pieces, most_entries=entries).split(plan.fused)
 
     certify = "all" if again.every_bound else "screened"
     statistics = summed_gate_up_evidence(loaded(), seed=layer, level=level, draws=DRAWS, certify=certify)
@@ -241,7 +226,7 @@ def _gate_layer(
     statistics: GateUpEvidence | None = None,
 ) -> GateLayer:
     gate, up, down = plan.names
-    declared, stored_as = _declared(plan), _stored_as(plan)
+    declared, stored_as = None if plan.fused is None else _told(plan.fused, plan), _stored_as(plan)
     return GateLayer(
         tested, gate, up, down, plan.companions, screen, judgement, statistics, declared=declared, stored_as=stored_as
     )
@@ -304,10 +289,7 @@ def _mispaired(plan: GatePlan, found: Screened, again: Again, others: float) -> 
     except (CheckpointUnusable, UnknownCheckpoint) as error:
         again.lost(error)
         return None
-    declared = _declared(plan)
-    gate, up, down = loaded.split(
-        1 if declared is None else declared.groups, gate_first=declared is None or declared.gate_first
-    )
+    gate, up, down = loaded.split(plan.fused)
     statistics = gate_up_evidence(gate, up, down, seed=plan.layer, level=0.5, draws=DRAWS)
     step = max(1, plan.neurons // _COMPARED)
     cosine = pairing_z(gate[::step], up[::step]) or 0.0

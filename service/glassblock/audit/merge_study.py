@@ -20,7 +20,7 @@ from glassblock.checkpoint.layers import LayerTensors, resolve_layers
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import GlassblockError
-from glassblock.numerics.mixes import Mix, fitted, no_products
+from glassblock.numerics.mixes import Mix, Products, fitted, independent, no_products, refined, unlike
 
 PIECE = 1 << 19
 """Numbers of a piece of each side."""
@@ -37,6 +37,10 @@ ROUNDINGS = 3
 
 RESOLVED = 1e-6
 """Residual below which sums of float64 squares tell nothing: they leave about 1e-13 where parents are much alike."""
+
+CHANCE = 100.0
+"""F statistic up to which further parents explain no more than rounding, whose size follows that of the numbers: a few
+large ones decide, and the statistic scatters several times as widely as for equal noise."""
 
 MixKind = Literal["shared", "copy", "mix", "near", "neither"]
 
@@ -212,7 +216,7 @@ class _Comparison:
                 try:
                     held[short] = _unit(part, self.meter)
                 except GlassblockError:
-                    held[short] = torch.zeros(0)
+                    held[short] = torch.zeros(0, dtype=torch.float64)
             found[number] = held[short]
         return found
 
@@ -225,31 +229,55 @@ class _Comparison:
         if equal:
             kind: MixKind = "shared" if len(equal) == len(self.parents) > 1 else "copy"
             return Mixed(key, part.name, kind, equal)
-        numbers = tuple(counterparts)
-        mix = self._fit(part, [counterparts[number] for number in numbers])
-        if mix is None:  # one tensor several times, in several dtypes
-            numbers = numbers[:1]
-            mix = self._fit(part, [counterparts[numbers[0]]])
+        order = tuple(counterparts)
+        products = self._products(part, [counterparts[number] for number in order])
+        if products.mix == 0:
+            zero = tuple(order[place] for place, own in enumerate(products.gram.diagonal()) if own == 0)
+            kind = "shared" if len(zero) == len(self.parents) > 1 else "copy" if zero else "neither"
+            return Mixed(key, part.name, kind, zero or order)
+        places = independent(products)  # one tensor several times, in several dtypes, counts once
+        numbers = tuple(order[place] for place in places)
+        fit = products.of(places)
+        mix = fitted(fit) if places else None
         if mix is None:
-            return Mixed(key, part.name, "neither", numbers)
+            return Mixed(key, part.name, "neither", order)
         floor = max(ROUNDINGS * torch.finfo(_float(part.dtype)).eps / 2, RESOLVED)
+        if floor < mix.residual <= mix.resolution:
+            chosen = [counterparts[number] for number in numbers]
+            mix = refined(mix, self._products(part, chosen, less=mix.coefficients), whole=products.mix)
         if mix.residual > floor:
             return Mixed(key, part.name, "near" if mix.residual < RELATED else "neither", numbers, mix)
-        alone = [
-            number
-            for number, coefficient in zip(numbers, mix.coefficients, strict=True)
-            if abs(coefficient - 1) <= floor and sum(map(abs, mix.coefficients)) - abs(coefficient) <= floor
-        ]
-        return Mixed(key, part.name, "copy" if alone else "mix", tuple(alone) or numbers, mix)
+        alone = [number for place, number in enumerate(numbers) if _is_copy(fit, mix, place, floor)]
+        # Of two that are much alike it may be a copy of either, to rounding: the nearer one.
+        nearest = min(alone, key=lambda number: unlike(fit, numbers.index(number)), default=None)
+        return Mixed(
+            key, part.name, "mix" if nearest is None else "copy", numbers if nearest is None else (nearest,), mix
+        )
 
-    def _fit(self, part: Part, others: Sequence[Part]) -> Mix | None:
+    def _products(self, part: Part, others: Sequence[Part], *, less: Sequence[float] = ()) -> Products:
+        """Of all pieces; of the tensor less these shares of the others, where they are given."""
         products, (rows, width) = no_products(len(others)), part.shape
         step = max(1, PIECE // max(width, 1))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             mine, *theirs = (_numbers(one, start, stop, self.meter) for one in (part, *others))
+            for share, its in zip(less, theirs, strict=False):
+                mine -= share * its
             products = products.and_then(mine, theirs)
-        return fitted(products)
+        return products
+
+
+def _is_copy(products: Products, mix: Mix, place: int, floor: float) -> bool:
+    """Whether one parent alone, as it stands, explains the tensor as well as all of them do."""
+    others = sum(map(abs, mix.coefficients)) - abs(mix.coefficients[place])
+    if abs(mix.coefficients[place] - 1) <= floor and others <= floor:
+        return True
+    apart = unlike(products, place)
+    if apart <= RESOLVED:
+        return True
+    # Rounding is fitted a little better by more parents, by chance: an F statistic of so many restrictions.
+    gained = (apart**2 - mix.residual**2) * products.elements
+    return apart <= floor and gained <= CHANCE * len(mix.coefficients) * mix.residual**2
 
 
 def _moved(key: Key, sources: Sequence[Source] | None, parent: int) -> Key | None:
@@ -261,7 +289,7 @@ def _moved(key: Key, sources: Sequence[Source] | None, parent: int) -> Key | Non
 
 
 def _unit(part: Part, meter: ReadMeter) -> Tensor:
-    rows = part.rows(0, min(PROBED_ROWS, part.shape[0]), meter).float().flatten().clone()
+    rows = part.rows(0, min(PROBED_ROWS, part.shape[0]), meter).double().flatten().clone()
     length = math.sqrt(float(rows.square().sum()))
     part.let_go()
     return rows / length if length > 0 else rows

@@ -104,10 +104,13 @@ def _words(study: MergeStudy) -> str:
     kinds = {one.kind for one in told}
     if kinds == {"copy"}:
         return _stacked(study) or f"every tensor is a copy of one of them: {_counts(study, told)}"
+    mixed = sorted({number for one in told if one.kind == "mix" for number in one.parents})
     if kinds == {"mix"}:
-        return _one_mix(study, told) or f"a linear mix of {_and(study.names)}, with other coefficients in places"
+        names = _and(study.names[number] for number in mixed)
+        return _one_mix(study, told) or f"a linear mix of {names}, with other coefficients in places"
     if "mix" in kinds and not kinds & {"near", "neither"}:
-        return f"a mix of {_and(study.names)} in places, a copy in others: {_counts(study, told)}"
+        names = _and(study.names[number] for number in mixed)
+        return f"a mix of {names} in places, a copy in others: {_counts(study, told)}"
     return f"not a linear mix throughout: {_counts(study, told)}"
 
 
@@ -158,18 +161,19 @@ def _span(first: int, last: int) -> str:
 
 def _one_mix(study: MergeStudy, told: Sequence[Mixed]) -> str | None:
     """One set of coefficients for all tensors, or one t of SLERP; None where they vary."""
-    mixes = [one.mix for one in told if one.mix is not None and len(one.mix.coefficients) == len(study.names)]
-    if len(mixes) < len(told) or not mixes:
+    mixes = [one.mix for one in told if one.mix is not None]
+    if len({one.parents for one in told}) > 1 or len(mixes) < len(told):
         return None
+    names = [study.names[number] for number in told[0].parents]
     # A coefficient of few numbers is known as well as its error says, and no better.
     shares = [spherical_share(mix, slack=STEADY + 4 * max(mix.errors)) for mix in mixes]
     turned = [share for share in shares if share is not None]
     if len(turned) * 2 > len(shares):
         low, high = min(turned), max(turned)
         t = f"t = {low:.3f}" if high - low <= 4 * STEADY else f"t from {low:.3f} to {high:.3f}"
-        return f"a spherical mix (SLERP) of {study.names[0]} and {study.names[1]}, {t}"
+        return f"a spherical mix (SLERP) of {names[0]} and {names[1]}, {t}"
     middles: list[float] = []
-    for number in range(len(study.names)):
+    for number in range(len(names)):
         weights = [1 / (mix.errors[number] ** 2 + 1e-18) for mix in mixes]
         values = [mix.coefficients[number] for mix in mixes]
         middle = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
@@ -177,7 +181,7 @@ def _one_mix(study: MergeStudy, told: Sequence[Mixed]) -> str | None:
         for mix in mixes:
             if abs(mix.coefficients[number] - middle) > STEADY + 6 * mix.errors[number]:
                 return None
-    told_sum = " + ".join(f"{middle:.3f} {name}" for middle, name in zip(middles, study.names, strict=True))
+    told_sum = " + ".join(f"{middle:.3f} {name}" for middle, name in zip(middles, names, strict=True))
     return f"a linear mix throughout: {told_sum.replace('+ -', '- ')}"
 
 

@@ -5,21 +5,22 @@ measure of what is missed counts them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from glassblock.audit.fixes import swap_of
+from glassblock.audit.fixes import exchanged_rows, relaid_rows, swap_of
 from glassblock.audit.names import only_layer
 from glassblock.checkpoint.changes import Add, Cast, Put, Reorder, Shuffle, Transpose
 from glassblock.checkpoint.config import declared_flags, find
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES, trunk_prefix
-from glassblock.checkpoint.layer_map import LayerTensors, final_norm, head_entry, resolve_layer
+from glassblock.checkpoint.layer_map import LayerTensors, NetworkTensors, final_norm, head_entry, resolve_layer
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.patches import Alter, Declare, Drop, Edit, LoseEnd, LoseFile, Patch, Rename, Stand
 from glassblock.checkpoint.settings import eps_of, tied_of
 from glassblock.errors import GlassblockError
+from glassblock.numerics.fused_layouts import RowLayout
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ def _swaps(checkpoint: Checkpoint, layers: Sequence[int]) -> Planted | str:
             if "gate" in weights and "up" in weights and weights["gate"].name in checkpoint.entries:
                 names |= swap_of(checkpoint, weights["gate"].name, weights["up"].name).names
                 found = True
-            elif "fused" in weights and weights["fused"].name in checkpoint.entries:
-                edits.extend(_halves(network.row.layouts[0], network.row.fused, checkpoint, weights["fused"].name))
+            elif network.fused_layout is not None and weights["fused"].name in checkpoint.entries:
+                exchange = exchanged_rows(network.fused_rows, network.fused_layout)
+                edits.append(Alter(weights["fused"].name, (_on_rows(network, exchange),)))
                 found = True
         planted.extend([layer] if found else [])
     if not planted:
@@ -92,14 +94,9 @@ def _swaps(checkpoint: Checkpoint, layers: Sequence[int]) -> Planted | str:
     return Planted((*unique, *([Rename(MappingProxyType(names))] if names else [])), tuple(planted))
 
 
-def _halves(layout: str, fused: object, checkpoint: Checkpoint, name: str) -> Iterator[Edit]:
-    entry = checkpoint.entries[name]
-    axis = -1 if layout == "in_out" else -2
-    rows = entry.shape[axis]
-    alternating = getattr(fused, "arrangement", "halves") == "interleaved"
-    yield Alter(
-        name, (Reorder(axis, (rows // 2, 2), flip=1) if alternating else Reorder(axis, (2, rows // 2), flip=0),)
-    )
+def _on_rows(network: NetworkTensors, change: Reorder) -> Reorder:
+    """A change of the rows of a fused weight, on the axis that has them."""
+    return replace(change, axis=-1 if network.row.layouts[0] == "in_out" else -2)
 
 
 def _one_swap(checkpoint: Checkpoint, layers: Sequence[int]) -> Planted | str:
@@ -109,11 +106,10 @@ def _one_swap(checkpoint: Checkpoint, layers: Sequence[int]) -> Planted | str:
 def _interleaved(checkpoint: Checkpoint, layers: Sequence[int]) -> Planted | str:
     layer = _middle(layers)
     for network in _layer(checkpoint, layer).networks:
-        entry = network.weights.get("fused")
-        if entry is not None and entry.name in checkpoint.entries:
-            axis = -1 if network.row.layouts[0] == "in_out" else -2
-            rows = entry.shape[axis]
-            return Planted((Alter(entry.name, (Reorder(axis, (2, rows // 2), onto=(1, 0)),)),), (layer,))
+        entry, declared, rows = network.weights.get("fused"), network.fused_layout, network.fused_rows
+        if entry is not None and declared is not None and entry.name in checkpoint.entries:
+            in_turn = relaid_rows(rows, declared, RowLayout(rows // 2))
+            return Planted((Alter(entry.name, tuple(_on_rows(network, change) for change in in_turn)),), (layer,))
     return "gate and up are not one tensor here"
 
 

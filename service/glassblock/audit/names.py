@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 _LAYER = re.compile(r"(?<![^.])(?:layers|h|blocks|layer)\.(\d{1,9})(?=\.)")
 _SHOWN = 3
+_LONGEST = 300
+"""Characters of a name that a message shows."""
 
 
 def layer_of(name: str) -> int | None:
@@ -33,3 +35,18 @@ def in_words(names: tuple[str, ...]) -> str:
     if len(names) <= _SHOWN:
         return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"{len(names)} tensors ({', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more)"
+
+
+def cut_names(text: str, names: Iterable[str] = ()) -> str:
+    """A message in which no name, nor any other run without a space, is longer than anybody reads.
+
+    Args:
+        text: The message.
+        names: Tensors that it may name; those with spaces in them are no runs.
+    """
+    if len(text) <= _LONGEST:
+        return text
+    for name in names:
+        if len(name) > _LONGEST:
+            text = text.replace(name, f"{name[: _LONGEST - 3]}...")
+    return re.sub(rf"\S{{{_LONGEST + 1},}}", lambda run: f"{run[0][: _LONGEST - 3]}...", text)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.layers import NetworkTensors
+from glassblock.numerics.fused_layouts import split_groups
 from glassblock.numerics.sign_screen import ColumnSums, RowSums, SignSums, add_column_squares
 
 Take = Callable[[Tensor, int], None]
@@ -125,21 +126,25 @@ class NetworkSketch:
         yield self._tap(role, start, stop, transposed=transposed)
 
     def _fused_taps(self, start: int, stop: int, *, transposed: bool) -> Iterator[Tap]:
-        fused = self.network.row.fused
-        if fused is None:
+        layout = self.network.fused_layout
+        if layout is None:
             return
-        first, second = fused.order
-        interleaved = fused.arrangement == "interleaved"
-        if transposed or interleaved:
-            half = self.neurons
-            spans = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
-            consumers = [(role, self._consumer(role, transposed=transposed)) for role in (first, second)]
-            take = partial(_split, [(give, span) for (_, give), span in zip(consumers, spans, strict=True)], transposed)
-            yield Tap(start, stop, take, partial(self._done, first, second))
+        roles: tuple[Role, Role] = ("gate", "up") if layout.gate_first else ("up", "gate")
+        consumers = [self._consumer(role, transposed=transposed) for role in roles]
+        if transposed or layout.groups == self.neurons:
+            take = partial(_split_columns, consumers, layout.groups) if transposed else partial(_split_rows, consumers)
+            yield Tap(start, stop, take, partial(self._done, *roles))
             return
-        middle = (start + stop) // 2
-        yield self._tap(first, start, middle, transposed=False)
-        yield self._tap(second, middle, stop, transposed=False)
+        run = self.neurons // layout.groups
+        for number in range(2 * layout.groups):
+            group, side = divmod(number, 2)
+            last = group == layout.groups - 1
+            yield Tap(
+                start + number * run,
+                start + (number + 1) * run,
+                partial(_moved, consumers[side], group * run),
+                partial(self._done, *((roles[side],) if last else ())),
+            )
 
     def _tap(self, role: Role, start: int, stop: int, *, transposed: bool) -> Tap:
         return Tap(start, stop, self._consumer(role, transposed=transposed), partial(self._done, role))
@@ -217,12 +222,19 @@ def _roles(part: str) -> tuple[Role, ...]:
     return ("gate",) if part == "gate" else ("up",) if part == "up" else ("down",)
 
 
-def _split(targets: list[tuple[Take, slice]], transposed: bool, rows: Tensor, start: int) -> None:  # noqa: FBT001
-    """Rows of a fused tensor whose columns alternate or halve, or whose rows alternate."""
-    for give, span in targets:
-        if transposed:
-            give(rows[:, span], start)
-        else:
-            # A piece may begin with either of the two.
-            offset = (span.start - start) % 2
-            give(rows[offset::2], (start + offset) // 2)
+def _split_columns(targets: list[Take], groups: int, rows: Tensor, start: int) -> None:
+    """Rows of a fused tensor whose columns are those of gate and up."""
+    for give, side in zip(targets, split_groups(rows.T, groups), strict=True):
+        give(side.T, start)
+
+
+def _split_rows(targets: list[Take], rows: Tensor, start: int) -> None:
+    """Rows of a fused tensor of gate and up in turn; a piece may begin with either of the two."""
+    for number, give in enumerate(targets):
+        offset = (number - start) % 2
+        give(rows[offset::2], (start + offset) // 2)
+
+
+def _moved(give: Take, by: int, rows: Tensor, start: int) -> None:
+    """Rows of one of several runs, by their numbers in all of them."""
+    give(rows, start + by)

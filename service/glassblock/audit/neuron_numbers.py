@@ -160,7 +160,7 @@ def _sizes(network: NetworkTensors, unread: Container[str]) -> tuple[int, int] |
     """m and d of a network whose weights can be weighed; None where they cannot."""
     weights, row = network.weights, network.row
     needed = ("fused", "down") if row.fused is not None else ("gate", "up", "down") if row.gate else ("up", "down")
-    if any(part not in weights for part in needed):
+    if any(part not in weights for part in needed) or (row.fused is not None and network.fused_layout is None):
         return None
     if any(entry.dtype not in FLOAT_CODES or entry.name in unread or not entry.elements for entry in weights.values()):
         return None

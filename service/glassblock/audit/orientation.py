@@ -14,6 +14,7 @@ from glassblock.audit.orientation_types import OpenOrientation, OrientationStudy
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.layers import Expert
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
+from glassblock.numerics.fused_layouts import RowLayout, split_rows
 from glassblock.numerics.orientation import Projections, Turned, TurnedTest, turned_test, with_turned
 
 ALPHA = 0.01
@@ -158,9 +159,8 @@ def _loaded(plan: GatePlan, pieces: Pieces) -> Projections:
     """Some neurons and the channels of the same numbers: of a square that is a square, whichever way it lies."""
     generator = torch.Generator().manual_seed(plan.layer)
     neurons = torch.randperm(plan.neurons, generator=generator)[:_NEURONS].sort().values
-    interleaved = plan.fused is not None and plan.fused.arrangement == "interleaved"
-    first, second = (2 * neurons, 2 * neurons + 1) if interleaved else (neurons, neurons + plan.neurons)
-    both = torch.cat([first, second])
+    rows = split_rows(torch.arange(2 * plan.neurons), plan.fused or RowLayout(1))
+    both = torch.cat([part[neurons] for part in rows])
     channels = both if plan.neurons != plan.width else neurons
     inner, outer = plan.network.row.layouts
     weights = plan.network.weights

@@ -13,9 +13,10 @@ from torch import Tensor
 from glassblock.audit.network_sketch import NetworkSketch
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, split_fused
+from glassblock.checkpoint.layers import LayerTensors, NetworkTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import Sourced, size_of
+from glassblock.numerics.fused_layouts import split_rows
 
 
 class Width(NamedTuple):
@@ -121,8 +122,8 @@ class WeighedNetworks:
                 continue
             active = torch.stack([squares > 0 for squares in lengths]).any(0)
             for part, entry in network.biases.items():
-                if part == "fused" and network.row.fused is not None:
-                    for half in split_fused(biases[entry.name], network.row.fused):
+                if part == "fused" and network.fused_layout is not None:
+                    for half in split_rows(biases[entry.name], network.fused_layout):
                         active = active.logical_or(half.cpu() != 0)
                 elif part != "down":
                     active = active.logical_or(biases[entry.name].cpu() != 0)

@@ -19,6 +19,9 @@ from glassblock.numerics.activations import activation_named
 from glassblock.wire.audits import Skipped
 
 FLOAT16_MOST = 65504.0
+LARGE_EPS = 0.1
+"""An epsilon that no norm in use has; the mean squares it is added to are often smaller."""
+
 DEVIATIONS = 6.0
 """How far from its usual size the output of a projection may be on some token: standard deviations of normal rows."""
 
@@ -118,6 +121,7 @@ def _reach(layer: int, network: NetworkTensors, numbers: NeuronNumbers, gain: tu
 
 def _underflow(evidence: Evidence) -> Iterator[Outcome]:
     row, config = evidence.family, evidence.checkpoint.config
+    yield from _implausible(evidence)
     sides = [("", own_settings(evidence).get("dtype"))]
     theirs = their_settings(evidence)
     if theirs is not None:
@@ -151,6 +155,31 @@ def _underflow(evidence: Evidence) -> Iterator[Outcome]:
                     "least_subnormal": torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps,
                 },
             )
+
+
+def _implausible(evidence: Evidence) -> Iterator[Outcome]:
+    """Epsilons of which every norm that is in use is far: none at all, or as large as what they are added to."""
+    row, config = evidence.family, evidence.checkpoint.config
+    odd: dict[tuple[float, str], list[str]] = {}
+    for norm in row.norms:
+        try:
+            eps = eps_of(config, row, norm.eps)
+        except DamagedCheckpoint:
+            continue  # told as a skip below
+        if eps.value <= 0 or eps.value >= LARGE_EPS:
+            odd.setdefault((eps.value, eps.source), []).append(norm.role)
+    for (value, source), roles in odd.items():
+        effect = (
+            "rows whose mean square is not far above that come out too small"
+            if value > 0
+            else "a row of zeros is divided by zero"
+        )
+        yield Found(
+            f"the epsilon of the norms {', '.join(roles)} is {value:g} ({source}), where norms have 1e-12 to 1e-3: "
+            f"{effect}",
+            file=None if config is None else config.path.name,
+            evidence={"eps": value, "roles": roles},
+        )
 
 
 def _dead(evidence: Evidence) -> Iterator[Outcome]:
@@ -260,10 +289,10 @@ RANGE_RULES: tuple[Rule, ...] = (
         "range/eps-underflow",
         "note",
         "risk",
-        what="The epsilon of a norm is zero in the dtype that the model is declared to run in.",
+        what="The epsilon of a norm is zero in the dtype that the model is declared to run in, or no size for one.",
         hurts="A row of zeros, such as that of a padding token, is divided by zero and becomes NaN.",
         detection="Every epsilon is rounded to the dtype of the config, or else of the tensors; with another engine's "
-        "config, also to that of it.",
+        "config, also to that of it. One that is 0, or 0.1 and more, is told in any dtype.",
         fooled_by="Engines that run norms in float32, as most do.",
         report="https://github.com/deepspeedai/DeepSpeed/issues/581",
         needs=("family",),

@@ -18,13 +18,14 @@ from glassblock.checkpoint.attention_row import AttentionRow
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import PLAIN_CODES, Sizes
 from glassblock.checkpoint.layer_map import LayerTensors, NetworkTensors, NormTensors, embedding_norm, final_norm
-from glassblock.checkpoint.layers import embedding_entry, head_entry, split_fused
+from glassblock.checkpoint.layers import embedding_entry, head_entry
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import TORCH_DTYPES, ReadMeter, read_tensor
 from glassblock.checkpoint.recognition import find_trunk
 from glassblock.checkpoint.settings import number_of, text_of, tied_of
 from glassblock.checkpoint.stored_entries import READ_AS, StoredEntry, read_weight
 from glassblock.errors import GlassblockError
+from glassblock.numerics.fused_layouts import split_rows
 from glassblock.numerics.norms import norm_kind_named
 from glassblock.numerics.rotary import Arrangement
 
@@ -245,20 +246,20 @@ def _layer(checkpoint: Checkpoint, layer: LayerTensors, heads: Heads) -> Iterato
 
 
 def _network(home: Key, network: NetworkTensors) -> Iterator[tuple[Key, Part]]:
-    first, last = network.row.layouts
+    (first, last), layout = network.row.layouts, network.fused_layout
     for part, entry in network.weights.items():
         transposed = (last if part == "down" else first) == "in_out"
-        if part != "fused" or network.row.fused is None:
+        if part != "fused" or layout is None:
             yield (*home, part), Part(entry, transposed, forms=("transposed",) if transposed else ())
             continue
-        rows = entry.shape[-1] if transposed else entry.shape[-2]
-        for half, index in zip(("gate", "up"), split_fused(torch.arange(rows), network.row.fused), strict=True):
+        halves = split_rows(torch.arange(network.fused_rows), layout)
+        for half, index in zip(("gate", "up"), halves, strict=True):
             yield (*home, half), Part(entry, transposed, index, forms=("fused",))
     for part, entry in network.biases.items():
-        if part != "fused" or network.row.fused is None:
+        if part != "fused" or layout is None:
             yield (*home, f"{part}-bias"), Part(entry)
             continue
-        halves = split_fused(torch.arange(entry.elements), network.row.fused)
+        halves = split_rows(torch.arange(entry.elements), layout)
         for half, index in zip(("gate", "up"), halves, strict=True):
             yield (*home, f"{half}-bias"), Part(entry, index=index, forms=("fused",))
     for parameter, entry in network.activation.items():

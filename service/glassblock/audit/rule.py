@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from glassblock.audit.evidence import Evidence, Need
+from glassblock.audit.names import cut_names
 from glassblock.wire.audits import Certainty, Coverage, Finding, Fix, Level, Skipped, Undecidable
 
 
@@ -74,10 +75,18 @@ def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Cov
     coverage = Coverage(
         rule=rule.name,
         checked=sum(outcome.count for outcome in outcomes if isinstance(outcome, Checked)),
-        undecidable=tuple(outcome for outcome in outcomes if isinstance(outcome, Undecidable)),
-        skipped=tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped)),
+        undecidable=tuple(_cut(outcome) for outcome in outcomes if isinstance(outcome, Undecidable)),
+        skipped=tuple(_cut(outcome) for outcome in outcomes if isinstance(outcome, Skipped)),
     )
     return findings, coverage
+
+
+Unsure = TypeVar("Unsure", Undecidable, Skipped)
+
+
+def _cut(outcome: Unsure) -> Unsure:
+    reason = cut_names(outcome.reason)
+    return outcome if reason == outcome.reason else outcome.model_copy(update={"reason": reason})
 
 
 def _finding(rule: Rule, found: Found) -> Finding:
@@ -90,7 +99,7 @@ def _finding(rule: Rule, found: Found) -> Finding:
         tensors=found.tensors,
         file=found.file,
         byte=found.byte,
-        message=found.message,
+        message=cut_names(found.message, found.tensors),
         evidence=dict(found.evidence),
         fix=found.fix,
     )

@@ -1,18 +1,24 @@
 """Rules about the numbers of tensors, and about tensors that a family needs and does not get."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from glassblock.audit.evidence import Evidence, Need
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
+from glassblock.audit.neuron_numbers import NeuronNumbers
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.audit.unrouted import unrouted_tensors
+from glassblock.audit.unrouted import unrouted, unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
+from glassblock.checkpoint.layers import Expert
 from glassblock.numerics.norms import norm_kind_named
+from glassblock.numerics.wiring import Placement
 from glassblock.wire.audits import Certainty, Fix, Level, Skipped
 
 # A marker without content that some exporters put into files of 8-bit weights.
 _MARKERS = frozenset({"scaled_fp8"})
+_ADDS_ZERO = frozenset({Placement.PRE, Placement.PARALLEL})
+"""Where norms stand so that a branch which returns zero adds nothing; a norm after it may have a bias."""
+
 _ZERO_INITIALISED = ("lora_B", "lora_embedding_B")
 
 
@@ -39,6 +45,21 @@ def _non_finite(evidence: Evidence) -> Iterator[Outcome]:
 
 def _all_zero(evidence: Evidence) -> Iterator[Outcome]:
     unreached = unrouted_tensors(evidence)
+    identities = dict(_identities(evidence))
+    if identities:
+        names = tuple(name for outputs in identities.values() for name in outputs)
+        layers = ", ".join(map(str, identities))
+        yield Found(
+            f"{in_words(names)}: every number is zero, so layer{'s' if len(identities) > 1 else ''} {layers} "
+            f"{'pass on what they receive' if len(identities) > 1 else 'passes on what it receives'}, as a layer does "
+            "that was put in to be trained",
+            layer=only_layer(names),
+            tensors=names,
+            file=evidence.checkpoint.entries[names[0]].file.name,
+            evidence={"layers": list(identities)},
+            level="note",
+        )
+        unreached |= set(names)
     zero = [
         name
         for name, values in evidence.values.items()
@@ -54,8 +75,73 @@ def _all_zero(evidence: Evidence) -> Iterator[Outcome]:
             evidence={"shape": list(first.shape), "dtype": first.dtype},
             fix=Fix(action="convert-again", description="Write it again from the source, unless it was meant so."),
         )
+    yield from _zero_shares(evidence)
     yield Checked(len(evidence.values))
     yield from _unread(evidence)
+
+
+def _zero_shares(evidence: Evidence) -> Iterator[Found]:
+    """A half of a fused tensor, or the slice of one expert in a stack, of zeros: the tensor as a whole is none."""
+    for layer, tensors in evidence.layers.items():
+        shares: dict[tuple[str, str], list[Expert]] = {}
+        for network in tensors.networks:
+            numbers = evidence.neurons.get((layer, network.expert))
+            reached = not isinstance(network.expert, int) or not unrouted(evidence, layer, network.expert)
+            if numbers is None or numbers.neurons < 2 or not reached:
+                continue
+            for part, entry in network.weights.items():
+                roles = ("gate", "up") if part == "fused" else (part,)
+                zero = tuple(role for role in roles if _is_zero_in(numbers, role))
+                shared = part == "fused" or entry.bytes < evidence.checkpoint.entries[entry.name].bytes
+                values = evidence.values.get(entry.name)
+                if zero and shared and values is not None and values.any_nonzero and not values.non_finite:
+                    shares.setdefault((entry.name, " and ".join(zero)), []).append(network.expert)
+        for (name, what), experts in shares.items():
+            numbered = [expert for expert in experts if isinstance(expert, int)]
+            of = f" of expert{'s' if len(numbered) > 1 else ''} {', '.join(map(str, numbered))}" if numbered else ""
+            yield Found(
+                f"layer {layer}: {what}{of} in {name} {'are' if ' and ' in what else 'is'} zero throughout, so what it "
+                "feeds receives nothing",
+                layer=layer,
+                tensors=(name,),
+                file=evidence.checkpoint.entries[name].file.name,
+                expert=numbered[0] if len(numbered) == 1 else None,
+                evidence={"projections": what.split(" and "), "experts": numbered},
+                fix=Fix(action="convert-again", description="Write it again from the source, unless it was meant so."),
+            )
+
+
+def _is_zero_in(numbers: NeuronNumbers, role: str) -> bool:
+    """Whether every neuron is zero in a projection, of which the numbers tell no spread then, nor of a single one."""
+    spread: Mapping[str, float | None] = numbers.spread
+    zero: Mapping[str, int] = numbers.zero
+    return role in spread and spread[role] is None and zero[role].bit_count() != numbers.neurons - 1
+
+
+def _identities(evidence: Evidence) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Layers both of whose branches end in zeros, and nothing else in them does: they are identities."""
+    for layer, tensors in evidence.layers.items():
+        attention = tensors.attention
+        output = None if attention is None else attention.weights.get("output")
+        if attention is None or output is None or not tensors.networks or tensors.row.placement not in _ADDS_ZERO:
+            continue
+        downs = (network.weights["down"].name for network in tensors.networks if "down" in network.weights)
+        ends = {output.name, *downs}
+        biases = [attention.biases.get("output"), *(network.biases.get("down") for network in tensors.networks)]
+        zero = {name for name in ends if _is_zero(evidence, name)}
+        within = {entry.name for network in tensors.networks for entry in network.weights.values()} - ends
+        if (
+            zero == ends
+            and len(ends) > 1
+            and all(bias is None or _is_zero(evidence, bias.name) for bias in biases)
+            and not any(_is_zero(evidence, name) for name in within)
+        ):
+            yield layer, tuple(sorted(ends))
+
+
+def _is_zero(evidence: Evidence, name: str) -> bool:
+    values = evidence.values.get(name)
+    return values is not None and values.all_zero
 
 
 def _must_not_vanish(evidence: Evidence, name: str) -> bool:
@@ -184,7 +270,8 @@ TENSOR_RULES: tuple[Rule, ...] = (
         what="Every number of a weight or of a norm's gain is zero.",
         hurts="The branch behind it contributes nothing, which looks like a slightly worse model.",
         detection="Every number is read. Biases, adapters that start at zero, buffers, gains of 1 + w and "
-        "experts that the router has no row for may be zero.",
+        "experts that the router has no row for may be zero. Where both branches of a layer end in zeros, and nothing "
+        "else in it is zero, it is noted only.",
         fooled_by="Weights that were pruned away on purpose: hence a warning, not an error.",
         report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
         level="warning",

@@ -27,6 +27,7 @@ from glassblock.checkpoint.row_settings import (
     SquareRoot,
     TwoThirds,
 )
+from glassblock.numerics.fused_layouts import RowLayout
 from glassblock.numerics.wiring import Placement
 
 __all__ = [
@@ -88,13 +89,21 @@ class FusedProjection:
         weight: Its name, relative to the layer.
         bias: Name of its bias, ordered as the weight's rows.
         order: Which of the two comes first.
-        arrangement: `halves`, or `interleaved` (even and odd neurons).
+        arrangement: `halves`, `interleaved` (even and odd rows), or `blocks`: halves in each of several blocks, as
+            tensor-parallel ranks write them one after the other.
+        blocks: How many those are, such as `tensor_model_parallel_size`; with the arrangement `blocks` alone.
     """
 
     weight: str
     bias: str
     order: tuple[Literal["gate", "up"], Literal["gate", "up"]] = ("gate", "up")
-    arrangement: Literal["halves", "interleaved"] = "halves"
+    arrangement: Literal["halves", "interleaved", "blocks"] = "halves"
+    blocks: Setting[float] | None = None
+
+    def layout(self, rows: int, *, blocks: int = 1) -> RowLayout | None:
+        """How the rows lie, where there are so many of them, in so many blocks; None where that does not come out."""
+        groups = max(rows // 2, 1) if self.arrangement == "interleaved" else blocks
+        return None if rows % (2 * groups) else RowLayout(groups, gate_first=self.order[0] == "gate")
 
 
 @dataclass(frozen=True)
@@ -320,7 +329,7 @@ class Architecture:
     branch_scale: Scale = Setting((), 1.0)
     branches_first: bool = False
     branch_gain: str | None = None
-    nested: tuple[str, ...] = ("text_config",)
+    nested: tuple[str, ...] = ("text_config", "llm_config", "language_config")
     config_file: Literal["config.json", "params.json"] = "config.json"
     config_variants: tuple[Variant, ...] = ()
     layer_variants: tuple[Variant, ...] = ()

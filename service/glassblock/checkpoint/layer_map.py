@@ -1,6 +1,6 @@
 """Which tensors a layer is made of, and whether they fit the config. Headers only: nothing is read here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from glassblock.checkpoint.absences import count_faults, experts_missing
@@ -27,7 +27,7 @@ from glassblock.checkpoint.outer_tensors import (
     trunk_entry,
     wanted_outside,
 )
-from glassblock.checkpoint.settings import Sourced, eps_of, flag_of
+from glassblock.checkpoint.settings import Sourced, blocks_of, eps_of, flag_of
 from glassblock.checkpoint.variants import row_in
 from glassblock.checkpoint.wanted_tensors import wanted_in_layer
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
@@ -129,12 +129,14 @@ def _resolved(
     }
     if row.mixture is not None:
         faults = experts_missing(row.mixture, faults, found, checkpoint, layer=layer)
+    networks = tuple(networks_of(row, found, lambda fused: blocks_of(checkpoint.config, row, fused.blocks)))
+    faults = (*faults, *_cut_faults(networks, layer))
     network = row.feed_forward or row.network
     tensors = LayerTensors(
         layer=layer,
         prefix=prefix,
         row=row,
-        networks=tuple(networks_of(row, found)),
+        networks=networks,
         router={kind: entry for (place, kind), entry in found.items() if place == "router"},
         norms={norm.role: norm_in(norm, found) for norm in row.norms if norm.role != "final"},
         branch_gain=found.get(("branch", "branch-gain")),
@@ -144,6 +146,21 @@ def _resolved(
         attention=None if row.attention is None else attention_tensors_of(row.attention, attended),
     )
     return tensors, faults, more
+
+
+def _cut_faults(networks: Iterable[NetworkTensors], layer: int) -> Iterator[LayerFault]:
+    """Fused tensors that cannot be cut into the blocks that they are said to lie in, each once."""
+    told: set[str] = set()
+    for network in networks:
+        entry, blocks = network.weights.get("fused"), network.blocks
+        if entry is None or blocks is None or not network.fused_rows or network.fused_layout or entry.name in told:
+            continue
+        told.add(entry.name)
+        message = (
+            f"{entry.name} has {network.fused_rows} rows, which cannot be cut into {blocks.value} blocks of gate and up"
+            f" ({blocks.source})"
+        )
+        yield LayerFault("shape", layer, entry.name, entry.file, message, "Correct the number of blocks.")
 
 
 def row_at(checkpoint: Checkpoint, layer: int) -> Architecture:

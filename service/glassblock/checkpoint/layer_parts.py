@@ -1,15 +1,16 @@
 """What a layer is made of, once it is known where each of its tensors lies. Headers only: nothing is read here."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from glassblock.checkpoint.attention_map import AttentionTensors
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, MixtureRow, NormRow, Role
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection, MixtureRow, NormRow, Role
 from glassblock.checkpoint.settings import Sourced
 from glassblock.errors import InvalidValue
+from glassblock.numerics.fused_layouts import RowLayout
 
 Part = Literal["gate", "up", "fused", "down"]
 Expert = int | Literal["shared"] | None
@@ -45,6 +46,7 @@ class NetworkTensors:
         weights: Its weights as stored: `gate`, `up`, `down`; or `fused`, `down`. Of an expert in a stack, its slice.
         biases: Their biases, where the family or the config says that there are any.
         activation: The tensors of a learned activation, by parameter.
+        blocks: In how many blocks the rows of a fused weight lie, and who says so; None without one.
     """
 
     expert: Expert
@@ -52,6 +54,22 @@ class NetworkTensors:
     weights: Mapping[Part, TensorEntry]
     biases: Mapping[Part, TensorEntry]
     activation: Mapping[str, TensorEntry] = field(default_factory=lambda: MappingProxyType({}))
+    blocks: Sourced[int] | None = None
+
+    @property
+    def fused_rows(self) -> int:
+        """How many rows its fused weight has; 0 without one that is a matrix."""
+        entry = self.weights.get("fused")
+        if entry is None or len(entry.shape) != 2:
+            return 0
+        return entry.shape[self.row.layouts[0] == "in_out"]
+
+    @property
+    def fused_layout(self) -> RowLayout | None:
+        """How the rows of its fused weight and bias lie; None without one, or where its blocks do not come out."""
+        if self.row.fused is None or not self.fused_rows:
+            return None
+        return self.row.fused.layout(self.fused_rows, blocks=1 if self.blocks is None else self.blocks.value)
 
 
 @dataclass(frozen=True)
@@ -138,8 +156,24 @@ class LayerTensors:
         return (*networks, *self.router.values(), *norms, *gain)
 
 
-def networks_of(row: Architecture, found: Mapping[tuple[str, str], TensorEntry]) -> Iterator[NetworkTensors]:
-    """The networks of a layer, with whatever of their tensors was found, by place and kind."""
+def networks_of(
+    row: Architecture,
+    found: Mapping[tuple[str, str], TensorEntry],
+    blocks_of: Callable[[FusedProjection], Sourced[int]],
+) -> Iterator[NetworkTensors]:
+    """The networks of a layer, with whatever of their tensors was found, by place and kind.
+
+    Args:
+        row: The family's row as it is in the layer.
+        found: Its tensors.
+        blocks_of: In how many blocks the rows of a fused tensor lie.
+    """
+    for network in _networks_of(row, found):
+        fused = network.row.fused
+        yield network if fused is None else replace(network, blocks=blocks_of(fused))
+
+
+def _networks_of(row: Architecture, found: Mapping[tuple[str, str], TensorEntry]) -> Iterator[NetworkTensors]:
     if row.feed_forward is not None:
         yield _network(row.feed_forward, None, "", found)
     if row.mixture is None:

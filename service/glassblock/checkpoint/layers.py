@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.checkpoint.config import ConfigFile
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection, Role, Setting, SquareRoot
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, Role, Setting, SquareRoot
 from glassblock.checkpoint.fitting import FLOAT_CODES, LayerFault, row_of
 from glassblock.checkpoint.layer_map import (
     Expert,
@@ -48,6 +47,7 @@ from glassblock.numerics.activations import (
     learned_activation,
 )
 from glassblock.numerics.feed_forward import FeedForward
+from glassblock.numerics.fused_layouts import split_rows
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.wiring import Placement, Wiring
 
@@ -97,7 +97,8 @@ class EmbeddingRows(NamedTuple):
 def load_feed_forward(
     checkpoint: Checkpoint, layer: int, device: torch.device | str, meter: ReadMeter, *, expert: Expert = None
 ) -> FeedForward:
-    """A feed-forward network of a layer, in the file's dtypes; gate and up of a fused tensor are views of it.
+    """A feed-forward network of a layer, in the file's dtypes; gate and up of a fused tensor are views of it,
+    but for one in blocks.
 
     Args:
         checkpoint: The checkpoint.
@@ -136,10 +137,11 @@ def feed_forward_of(
     biases = {part: read_tensor(entry, device, meter) for part, entry in network.biases.items()}
     gate, up = weights.get("gate"), weights.get("up")
     gate_bias, up_bias = biases.get("gate"), biases.get("up")
-    if row.fused is not None:
-        gate, up = split_fused(weights["fused"], row.fused)
+    layout = network.fused_layout
+    if layout is not None:
+        gate, up = split_rows(weights["fused"], layout)
         if "fused" in biases:
-            gate_bias, up_bias = split_fused(biases["fused"], row.fused)
+            gate_bias, up_bias = split_rows(biases["fused"], layout)
     if up is None:
         raise FamilyMismatch(f"the family {family.name} names no up projection")
     hidden_norm = tensors.norms.get("ffn_hidden") if expert is None else None
@@ -407,18 +409,6 @@ def gating_of(checkpoint: Checkpoint, row: FeedForwardRow) -> Gating:
     numbers = {name: number_of(checkpoint.config, family, setting) for name, setting in row.gating_parameters.items()}
     limit, alpha = (numbers[name].value if name in numbers else None for name in ("limit", "alpha"))
     return gating_named(row.gating, limit=limit, alpha=alpha)
-
-
-def split_fused(
-    fused: Float[Tensor, "two_m *d"], row: FusedProjection
-) -> tuple[Float[Tensor, "m *d"], Float[Tensor, "m *d"]]:
-    """Gate and up out of a fused weight `[2 m, d]` or bias `[2 m]`, as views."""
-    if row.arrangement == "interleaved":
-        first, second = fused[0::2], fused[1::2]
-    else:
-        half = fused.shape[0] // 2
-        first, second = fused[:half], fused[half:]
-    return (first, second) if row.order[0] == "gate" else (second, first)
 
 
 def _activation(

@@ -30,6 +30,7 @@ from glassblock.checkpoint.settings import Sourced, config_faults, size_of
 from glassblock.checkpoint.shard_names import is_shard
 from glassblock.checkpoint.variants import row_for
 from glassblock.checkpoint.weight_sets import SINGLE_NAME, WEIGHTS_SUFFIX, in_use, join_entries, weight_set_faults
+from glassblock.checkpoint.wrappers import with_wrappers
 from glassblock.errors import (
     AccessRefused,
     DamagedCheckpoint,
@@ -309,10 +310,13 @@ def assemble(contents: Contents) -> Checkpoint:
     if row is None and contents.config_fault is None:
         row, family_fault = recognise(config, directory)
     all_listed = bool(used) and all(container.listed for container in used.values())
-    family_fault = with_fitting(family_fault, entries) if family_fault is not None and all_listed else family_fault
+    if family_fault is not None and all_listed:
+        fitted = with_fitting(family_fault, entries)
+        family_fault = with_wrappers(fitted, entries) if fitted is family_fault else fitted
     row, trunk, layers, tower = _placed(row, config, entries)
     if row is not None and trunk is None and all_listed:
         family_fault = no_trunk(row, entries, directory, asked=contents.asked is not None)
+        family_fault = with_wrappers(family_fault, entries, row)
     faults: list[Fault] = [fault for container in containers.values() for fault in container.faults]
     absent = contents.nowhere - containers.keys()
     faults.extend(weight_set_faults(directory, used, beside, index, present=contents.present, nowhere=absent))

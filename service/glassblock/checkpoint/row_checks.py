@@ -5,7 +5,7 @@ from string import Formatter
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, MixtureRow, NormRow
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection, MixtureRow, NormRow
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, GATINGS, LEARNED_ACTIVATIONS
@@ -86,6 +86,7 @@ def _check_network(row: Architecture, network: FeedForwardRow, field: str, *, nu
         refuse(field, "needs either `up`, with or without `gate`, or `fused`", "Give one of the two.")
     if network.fused is not None and sorted(network.fused.order) != ["gate", "up"]:
         refuse(f"{field}.fused.order", "does not name gate and up", 'Give ["gate", "up"] or ["up", "gate"].')
+    _check_blocks(network.fused, f"{field}.fused")
     for part in ("gate", "up", "fused", "down"):
         projection = getattr(network, part)
         if projection is not None:
@@ -95,6 +96,24 @@ def _check_network(row: Architecture, network: FeedForwardRow, field: str, *, nu
     _check_sizes(row, (*(network.width or ()), network.outer), f"{field}.width")
     if not 0.0 <= network.gate_sparsity < 1.0:
         refuse(f"{field}.gate_sparsity", f"is {said(network.gate_sparsity)}", "Give a share from 0 and below 1.")
+
+
+def _check_blocks(fused: FusedProjection | None, field: str) -> None:
+    if fused is None:
+        return
+    if fused.arrangement != "blocks" and fused.blocks is not None:
+        refuse(
+            f"{field}.blocks", f"is given, and the arrangement is {fused.arrangement}", 'Set arrangement to "blocks".'
+        )
+    if fused.arrangement == "blocks" and fused.blocks is None:
+        refuse(
+            f"{field}.blocks",
+            'is missing: the arrangement "blocks" needs it',
+            'Give their number, or {"keys": ["tensor_model_parallel_size"], "default": 1}.',
+        )
+    number = None if fused.blocks is None else fused.blocks.default
+    if number is not None and (number < 1 or not float(number).is_integer()):
+        refuse(f"{field}.blocks", f"has the default {said(number)}", "Give a whole number from 1.")
 
 
 def _check_sizes(row: Architecture, sizes: tuple[str, ...], field: str) -> None:

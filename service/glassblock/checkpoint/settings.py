@@ -102,6 +102,18 @@ def whole_of(config: ConfigFile | None, row: Architecture, setting: Setting[floa
     return Sourced(int(found.value), found.source, found.defaulted)
 
 
+def blocks_of(config: ConfigFile | None, row: Architecture, setting: Setting[float] | None) -> Sourced[int]:
+    """In how many blocks the rows of a fused tensor lie; one where the row does not speak of blocks.
+
+    Raises:
+        DamagedCheckpoint: The config holds something else there than a positive whole number.
+    """
+    if setting is None:
+        return Sourced(1, _default(row), defaulted=True)
+    found = _setting(config, row, setting, _positive_integer, "a positive whole number")
+    return Sourced(int(found.value), found.source, found.defaulted)
+
+
 def eps_of(config: ConfigFile | None, row: Architecture, setting: Setting[float]) -> Sourced[float]:
     """An epsilon.
 
@@ -197,6 +209,8 @@ def config_faults(config: ConfigFile, row: Architecture) -> tuple[ConfigFault, .
         numbers.extend(network.gating_parameters.values())
         numbers.extend(scale for scale in (network.gate_scale, network.down_scale) if scale is not None)
         checks.append(lambda activation=network.activation: text_of(config, row, activation))
+        if network.fused is not None:
+            checks.append(lambda blocks=network.fused.blocks: blocks_of(config, row, blocks))
     checks.extend(lambda size=size: size_of(config, row, size) for size in row.sizes)
     checks.extend(lambda norm=norm: eps_of(config, row, norm.eps) for norm in row.norms)
     checks.extend(lambda flag=flag: flag_of(config, row, flag) for flag in flags)

@@ -11,7 +11,7 @@ from glassblock.jobs import history, leases
 from glassblock.jobs.database import Database, open_database
 from glassblock.jobs.history import Asked, Stored, StoredAnswer
 from glassblock.jobs.worker import Observer, Rules, Run, Worker
-from glassblock.wire.audits import Audit, AuditEvent, AuditList, AuditQuery, JobState
+from glassblock.wire.audits import ENDED, Audit, AuditEvent, AuditList, AuditQuery, JobState
 from glassblock.wire.problems import Problem, error_from_problem
 
 LOW_BYTES = 256 << 20
@@ -185,4 +185,6 @@ def _why_nothing(audit: Audit) -> GlassblockError:
         return UnknownAudit(
             f"the answer of {audit.id} has made room for later ones", hint="ask again, or raise GLASSBLOCK_JOBS_MIB"
         )
-    return NotReady(f"audit {audit.id} is {audit.state}", hint="ask again when its state is 'succeeded'")
+    over = audit.state in ENDED
+    hint = "start another one: this one has ended" if over else "ask again when its state is 'succeeded'"
+    return NotReady(f"audit {audit.id} is {audit.state}", hint=hint)

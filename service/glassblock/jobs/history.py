@@ -81,9 +81,12 @@ def enqueue(database: Database, asked: Asked, *, waiting: int, budget: int = 1 <
         NoRoom: `waiting` jobs wait already, or their tensors leave no room for these.
         TooLarge: the tensors are over the budget.
     """
-    if asked.key is not None and not (0 < len(asked.key) <= KEY_BYTES and asked.key.isascii()):
+    key = asked.key
+    if key is not None and not (0 < len(key) <= KEY_BYTES and key.isascii() and key.isprintable()):
         raise InvalidValue(
-            f"an idempotency key has 1 to {KEY_BYTES} ASCII characters", field="Idempotency-Key", hint="take a UUID"
+            f"an idempotency key has 1 to {KEY_BYTES} printable ASCII characters",
+            field="Idempotency-Key",
+            hint="take a UUID",
         )
     # What was said and no more: some values are refused only where they were said.
     text = json.dumps(asked.request.model_dump(exclude_unset=True))  # keeps NaN and what is no Unicode, as they came

@@ -4,11 +4,13 @@ A fused weight `[2 m, d]` is cut into `groups` equal parts, and each of these in
 of one projection and those of the other. One group is [gate | up]; m groups is interleaved; as many groups as there
 were tensor-parallel ranks, or tiles of a kernel, is what stands in between. Only under the true cut is one side noise:
 under any other both sides hold rows of the gate, and both have its direction.
+
+`split_rows` is what a layout means: whatever reads, tests or repairs a fused tensor takes its rows from there.
 """
 
 from typing import NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from glassblock.numerics.gate_or_up import UP_IS_SUSPICIOUS
@@ -43,25 +45,37 @@ class LayoutScreen(NamedTuple):
         return None
 
 
-def candidate_groups(neurons: int) -> tuple[int, ...]:
+def candidate_groups(neurons: int, declared: int = 1) -> tuple[int, ...]:
     """The numbers of groups that are tried: halves, ranks, tiles of a kernel, interleaved; each once.
 
     Args:
         neurons: m, of which every candidate is a divisor.
+        declared: The number that is declared, which is tried as well.
     """
     tiles = (neurons // tile for tile in TILES if neurons % tile == 0)
-    tried = (1, *(rank for rank in RANKS if neurons % rank == 0), *tiles, neurons)
+    tried = (1, declared, *(rank for rank in RANKS if neurons % rank == 0), *tiles, neurons)
     return tuple(sorted(set(tried)))
 
 
-def split_groups(fused: Float[Tensor, "two_m *d"], groups: int) -> tuple[Tensor, Tensor]:
-    """The first and the second halves of the groups, `[m, d]` each, neurons in order."""
-    parts = fused.reshape(groups, 2, len(fused) // (2 * groups), *fused.shape[1:])
+def split_groups(fused: Shaped[Tensor, "two_m *d"], groups: int) -> tuple[Tensor, Tensor]:
+    """The first and the second halves of the groups, `[m, d]` each, neurons in order: views of one group or of m."""
+    parts = fused.unflatten(0, (groups, 2, len(fused) // (2 * groups)))
     return parts[:, 0].flatten(0, 1), parts[:, 1].flatten(0, 1)
 
 
-def layout_screens(fused: Float[Tensor, "two_m d"], *, seed: int) -> tuple[LayoutScreen, ...]:
-    """Both sides of every candidate, screened with the same signs."""
+def split_rows(
+    fused: Shaped[Tensor, "two_m *d"], layout: RowLayout
+) -> tuple[Shaped[Tensor, "m *d"], Shaped[Tensor, "m *d"]]:
+    """Gate and up out of a fused weight or bias, neurons in order: views of one group or of m, else copies.
+
+    Of the numbers of the rows it gives the order itself.
+    """
+    first, second = split_groups(fused, layout.groups)
+    return (first, second) if layout.gate_first else (second, first)
+
+
+def layout_screens(fused: Float[Tensor, "two_m d"], *, seed: int, declared: int = 1) -> tuple[LayoutScreen, ...]:
+    """Both sides of every candidate, screened with the same signs; `declared` is one, whatever its number of groups."""
     neurons, width = len(fused) // 2, fused.shape[1]
     signs = screen_signs(neurons, seed=seed)
 
@@ -72,5 +86,5 @@ def layout_screens(fused: Float[Tensor, "two_m d"], *, seed: int) -> tuple[Layou
 
     return tuple(
         LayoutScreen(groups, *(screen(side) for side in split_groups(fused, groups)))
-        for groups in candidate_groups(neurons)
+        for groups in candidate_groups(neurons, declared)
     )

@@ -5,11 +5,17 @@ Gram matrix of the parents and their products with the mix give c and what is le
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+
+ONE_TENSOR = 1e-12
+"""Least eigenvalue of the parents' cosines, below which one of them is a mix of the others but for rounding."""
+
+_SUMS = 1e-13  # of a relative sum of float64 products, ten times what was seen
 
 
 class Products(NamedTuple):
@@ -38,6 +44,11 @@ class Products(NamedTuple):
             self.mix + float(one @ one),
         )
 
+    def of(self, parents: Sequence[int]) -> "Products":
+        """Of some of the parents alone."""
+        chosen = torch.tensor(parents, dtype=torch.int64)
+        return self._replace(gram=self.gram[chosen][:, chosen], with_mix=self.with_mix[chosen])
+
 
 class Mix(NamedTuple):
     """The best fit.
@@ -47,12 +58,14 @@ class Mix(NamedTuple):
         errors: Their standard errors, from what is left over as if it were noise.
         residual: |mix - fit| / |mix|; 0 for a mix of zeros.
         angle: Between two parents; None for another number of them.
+        resolution: Residuals below are rounding of the sums: the more alike the parents, the larger.
     """
 
     coefficients: tuple[float, ...]
     errors: tuple[float, ...]
     residual: float
     angle: float | None
+    resolution: float
 
 
 def no_products(parents: int) -> Products:
@@ -73,7 +86,7 @@ def fitted(products: Products) -> Mix | None:
     # Of unit length each: float64 sums leave 1e-15 of these, so what is smaller is one tensor twice.
     unit = gram / torch.outer(lengths, lengths)
     values, vectors = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(unit))
-    if float(values[0]) < 1e-12:
+    if float(values[0]) < ONE_TENSOR:
         return None
     inverse = (vectors / values) @ vectors.T
     scaled = inverse @ (products.with_mix / lengths)
@@ -83,7 +96,44 @@ def fitted(products: Products) -> Mix | None:
     errors = (noise * inverse.diagonal()).clamp_min(0).sqrt() / lengths
     angle = math.acos(max(-1.0, min(1.0, float(unit[0, 1])))) if count == 2 else None
     residual = math.sqrt(left / products.mix) if products.mix > 0 else 0.0
-    return Mix(tuple(map(float, coefficients)), tuple(map(float, errors)), residual, angle)
+    resolution = math.sqrt(_SUMS / float(values[0]))
+    return Mix(tuple(map(float, coefficients)), tuple(map(float, errors)), residual, angle, resolution)
+
+
+def refined(mix: Mix, left: Products, *, whole: float) -> Mix:
+    """A fit, made again to what it left over, so that nothing cancels.
+
+    Args:
+        mix: The fit.
+        left: Products of the same parents with the mix less the fit.
+        whole: The mix with itself.
+    """
+    again = fitted(left)
+    if again is None or whole <= 0:
+        return mix
+    coefficients = tuple(one + more for one, more in zip(mix.coefficients, again.coefficients, strict=True))
+    residual = again.residual * math.sqrt(left.mix / whole)
+    return Mix(coefficients, again.errors, residual, mix.angle, again.resolution * math.sqrt(left.mix / whole))
+
+
+def independent(products: Products) -> tuple[int, ...]:
+    """The parents that are none of the mixes of those before them; those that are zero or not finite are none."""
+    kept: list[int] = []
+    for number, length in enumerate(products.gram.diagonal().sqrt().tolist()):
+        if not (math.isfinite(length) and length > 0):
+            continue
+        some = products.gram[[*kept, number]][:, [*kept, number]]
+        lengths = some.diagonal().sqrt()
+        unit = some / torch.outer(lengths, lengths)
+        if bool(unit.isfinite().all()) and float(cast("Tensor", torch.linalg.eigvalsh(unit))[0]) >= ONE_TENSOR:
+            kept.append(number)
+    return tuple(kept)
+
+
+def unlike(products: Products, parent: int) -> float:
+    """How far the mix is from one parent as it stands: |mix - parent| / |mix|; infinity for a mix of zeros."""
+    apart = products.mix - 2 * float(products.with_mix[parent]) + float(products.gram[parent, parent])
+    return math.sqrt(max(apart, 0.0) / products.mix) if products.mix > 0 else math.inf
 
 
 def spherical_share(mix: Mix, *, slack: float) -> float | None:

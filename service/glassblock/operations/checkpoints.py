@@ -10,7 +10,8 @@ from glassblock.checkpoint.config import declared_eps
 from glassblock.checkpoint.fits import FamilyFit, fitting_families
 from glassblock.checkpoint.layers import embedding_entry, resolve_layer
 from glassblock.checkpoint.opened import Checkpoint, Fault
-from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue, ServiceUnavailable
+from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
+from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue, ServiceUnavailable, UnknownCheckpoint
 from glassblock.operations.inputs import layer_widths
 from glassblock.operations.store import CheckpointStore, Held
 from glassblock.wire import checkpoints as wire
@@ -50,7 +51,7 @@ def _summary(store: CheckpointStore, name: str) -> wire.CheckpointSummary:
     try:
         checkpoint = store.open(name)
     except GlassblockError:
-        return wire.CheckpointSummary(name=name, family=None, layers=None, tensors=0, bytes=0, faults=1)
+        return wire.CheckpointSummary(name=name, family=None, layers=None, tensors=0, bytes=0, faults=1, dtypes={})
     return wire.CheckpointSummary(
         name=name,
         family=checkpoint.family and checkpoint.family.name,
@@ -66,9 +67,10 @@ def detail(store: CheckpointStore, name: str) -> wire.CheckpointDetail:
     """Everything the headers and configs say.
 
     Raises:
-        UnknownCheckpoint, AccessRefused: there is no such checkpoint here.
+        UnknownCheckpoint, AccessRefused: there is no such checkpoint here, or the name is that of another file.
     """
     checkpoint = store.open(name)
+    _require_weights(checkpoint)
     d_model, d_ff = _widths(checkpoint)
     row = checkpoint.family
     embedding = embedding_entry(checkpoint) if row and checkpoint.trunk else None
@@ -91,6 +93,19 @@ def detail(store: CheckpointStore, name: str) -> wire.CheckpointDetail:
         fits=tuple(wire.FamilyFit(**asdict(fit)) for fit in _fits(checkpoint)),
         notes=checkpoint.notes,
     )
+
+
+def _require_weights(checkpoint: Checkpoint) -> None:
+    """Refuse a single file that neither is a safetensors file nor is called one: a config, a tokenizer, a pickle."""
+    container = checkpoint.containers.get(checkpoint.path.name)
+    if container is None or checkpoint.path.name.endswith(WEIGHTS_SUFFIX):
+        return
+    if any(fault.kind == "not-safetensors" for fault in container.faults):
+        raise UnknownCheckpoint(
+            f"{checkpoint.path.name} is no file of weights in safetensors",
+            field="checkpoint",
+            hint="Name its directory, or one of the safetensors files in it.",
+        )
 
 
 def pin(store: CheckpointStore, name: str, request: wire.ResidencyRequest) -> wire.Residency:

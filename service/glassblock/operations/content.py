@@ -17,6 +17,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.texts import TOKENIZER
 from glassblock.wire.framing import WireTensor
+from glassblock.wire.likelihoods import LikelihoodRequest
 from glassblock.wire.values import Request
 
 
@@ -92,7 +93,8 @@ def _stamp(store: CheckpointStore, name: str, message: Request) -> str | None:
     checkpoint = store.open(name, **how)
     files = [repr(container.identity) for container in checkpoint.containers.values()]
     config = None if checkpoint.config is None else dict(checkpoint.config.values)
-    texts = [_tokenizer(checkpoint)] if getattr(message, "text", None) is not None else []
+    worded = getattr(message, "text", None) is not None or isinstance(message, LikelihoodRequest)
+    texts = [_tokenizer(checkpoint)] if worded else []  # of likelihoods the pieces of text, whatever is asked in
     return repr((checkpoint.path, files, config, texts))
 
 

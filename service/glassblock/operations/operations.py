@@ -172,15 +172,34 @@ class Operations:
                 request.checkpoint,
             )
 
-    def norm_statistics(self, request: NormStatisticsRequest, tensors: Tensors) -> Reply[NormStatisticsAnswer]:
-        """Statistics, outputs and invariances of norms."""
+    def norm_statistics(
+        self,
+        request: NormStatisticsRequest,
+        tensors: Tensors,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[NormStatisticsAnswer]:
+        """Statistics, outputs and invariances of norms; `progress` and `cancelled` as in an audit."""
         with self._admitted("norm_statistics", request, tensors):
-            return self._remarked(norm_statistics.statistics(self._store, request, tensors), request.checkpoint)
+            return self._remarked(
+                norm_statistics.statistics(self._store, request, tensors, watch=Watch(progress, cancelled)),
+                request.checkpoint,
+            )
 
-    def compare_residuals(self, request: ResidualCompareRequest, tensors: Tensors) -> Reply[ResidualCompareAnswer]:
-        """One sublayer in three wirings."""
+    def compare_residuals(
+        self,
+        request: ResidualCompareRequest,
+        tensors: Tensors,
+        *,
+        progress: Callable[[int, int, str], None] = lambda _done, _total, _message: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply[ResidualCompareAnswer]:
+        """One sublayer in three wirings; `progress` and `cancelled` as in an audit."""
         with self._admitted("compare_residuals", request, tensors):
-            return self._remarked(residuals.compare(self._store, request, tensors), request.checkpoint)
+            return self._remarked(
+                residuals.compare(self._store, request, tensors, watch=Watch(progress, cancelled)), request.checkpoint
+            )
 
     def jacobians(
         self,

@@ -33,6 +33,8 @@ from glassblock.operations.layer_sizes import (
     network_size,
     read_bytes,
 )
+from glassblock.operations.norm_statistics import ELEMENTS_AT_ONCE
+from glassblock.operations.residuals import PLACEMENTS, rows_at_once
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import COMPUTE_DTYPES
 from glassblock.operations.texts import token_ids_of
@@ -368,7 +370,10 @@ def _text(checkpoint: Checkpoint, entered: _Input, named: str | None) -> tuple[C
 
 
 NORM_COPIES = 11
-"""float64 copies of x at the peak of norms/statistics."""
+"""float64 copies of the rows that norms/statistics looks at together."""
+
+NORM_OUTPUTS = 2
+"""float64 copies of x that stay."""
 
 
 def _norms(store: CheckpointStore, message: NormStatisticsRequest, tensors: Shapes) -> Plan:
@@ -385,7 +390,17 @@ def _norms(store: CheckpointStore, message: NormStatisticsRequest, tensors: Shap
         entered = _input(store, checkpoint, message, tensors)
     elements = entered.rows * entered.width
     dense = 3 * elements * entered.width * 8 if message.jacobian else 0
-    return _planned(entered.read, Cost(elements * (entered.item + 8 * NORM_COPIES) + dense, 0, 2 * 20 * elements))
+    together = min(elements, max(entered.width, ELEMENTS_AT_ONCE))
+    copies = 8 * ((NORM_COPIES - NORM_OUTPUTS) * together + NORM_OUTPUTS * elements)
+    return _planned(entered.read, Cost(elements * entered.item + max(copies, dense), 0, 2 * 20 * elements))
+
+
+WIRED_FORWARDS = 6
+"""Passes through a sublayer that is wired three ways: an output of each; post-norm looks at the stream twice more, to
+check it and for its Jacobian, and sandwich-norm at the branch once."""
+
+NORM_PRODUCTS = 4
+"""Products of dense Jacobians with that of a norm, [d, d] by [d, d]: sandwich-norm has two."""
 
 
 def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors: Shapes) -> Plan:
@@ -396,10 +411,11 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
             raise InvalidValue("x or matrix is missing", field="x")
         item, d = max(4, entered.item, matrix.item), entered.width
         dense = d <= message.dense_up_to
-        at_once = entered.rows if dense else 1
+        at_once = min(entered.rows, rows_at_once(d, d)) if dense else 1
         outputs = 3 * entered.rows * (d + (d * d if dense else 0)) * item
         held = entered.rows * d * entered.item + d * d * matrix.item + outputs
-        return _planned(0, Cost(held, 3 * at_once * d * d * item, 6 * 2 * entered.rows * d**3))
+        flops = 2 * entered.rows * (WIRED_FORWARDS * d * d + NORM_PRODUCTS * d**3)
+        return _planned(0, Cost(held, 3 * at_once * d * d * item, flops))
     checkpoint = store.serving(
         message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
     )
@@ -410,11 +426,14 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
     entered = _input(store, checkpoint, message, tensors)
     item, rows, d, m = max(4, entered.item, size.item), entered.rows, size.d, size.m
     dense = d <= message.dense_up_to
-    at_once = rows if dense else 1
+    at_once = min(rows, rows_at_once(d, m)) if dense else 1
     outputs = 3 * rows * (d + (d * d if dense else 0)) * item
     cast = m * d * item if item != size.item else 0
     inner = at_once * (3 * m * d + 2 * d * d) * item
-    cost = Cost(size.held + rows * d * (entered.item + item) + outputs, cast + inner, 3 * 2 * rows * m * d * (d + 3))
+    # Per wiring the network's Jacobian: what enters the activation, and the product of d columns with `down`.
+    network = len(PLACEMENTS) * (size.elements - m * d + m * d * d)
+    flops = 2 * rows * (WIRED_FORWARDS * size.elements + network + NORM_PRODUCTS * d**3)
+    cost = Cost(size.held + rows * d * (entered.item + item) + outputs, cast + inner, flops)
     return _planned(size.read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,)))
 
 

@@ -1,5 +1,7 @@
 """Edits of a checkpoint in words, and as what travels."""
 
+from itertools import islice
+
 from glassblock.checkpoint.changes import Add, Cast, Change, Put, Reorder, Shuffle, Transpose, Within
 from glassblock.checkpoint.patches import (
     Alter,
@@ -14,6 +16,9 @@ from glassblock.checkpoint.patches import (
     Stand,
 )
 from glassblock.wire.repairs import RepairEdit
+
+_SHOWN = 8
+"""Pairs of names that are told."""
 
 
 def told_edit(edit: Edit) -> RepairEdit:
@@ -47,7 +52,9 @@ def _renamed(edit: Rename) -> str:
     if all(edit.names.get(new) == old for old, new in edit.names.items()):
         pairs = [f"{old} and {new}" for old, new in edit.names.items() if old < new]
         return f"exchanged in the header: {', '.join(pairs)}"
-    return "renamed in the header: " + ", ".join(f"{old} to {new}" for old, new in edit.names.items())
+    told = [f"{old} to {new}" for old, new in islice(edit.names.items(), _SHOWN)]
+    more = f", and {len(edit.names) - _SHOWN} more" if len(edit.names) > _SHOWN else ""
+    return f"renamed in the header: {', '.join(told)}{more}"
 
 
 def _changed(change: Change) -> str:

@@ -13,6 +13,7 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, check_eps, check_norm_defined, norm_kind_named
 from glassblock.numerics.residual_jacobians import residual_jacobian
 from glassblock.numerics.rewiring import rewired
+from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.operations.inputs import block_input, given_eps, refuse_without_checkpoint, required, wired_eps
 from glassblock.operations.overrides import overridden
@@ -26,6 +27,9 @@ from glassblock.wire.values import BytesRead, Sourced
 
 MAX_ROWS = 256
 """Rows compared at once: each costs three dense Jacobians."""
+
+JACOBIAN_ELEMENTS = 2**22
+"""Numbers of the products that a dense Jacobian is made of, of the rows that are taken at once."""
 
 PLACEMENTS = (Placement.PRE, Placement.POST, Placement.SANDWICH)
 
@@ -42,12 +46,20 @@ class _Sublayer(NamedTuple):
 
 
 def compare(
-    store: CheckpointStore, request: ResidualCompareRequest, tensors: Mapping[str, WireTensor]
+    store: CheckpointStore,
+    request: ResidualCompareRequest,
+    tensors: Mapping[str, WireTensor],
+    *,
+    watch: Watch = UNWATCHED,
 ) -> Reply[ResidualCompareAnswer]:
     """Outputs and Jacobians of the three wirings of one sublayer.
 
+    Args:
+        watch: told and asked between rows.
+
     Raises:
         InvalidValue: x or the matrix is missing or does not fit, or a norm is not defined on a row.
+        ComputationCancelled: `watch` asked for it.
     """
     if request.checkpoint is None:
         sublayer = _posted(store, request, tensors)
@@ -60,7 +72,8 @@ def compare(
     outputs: dict[str, Tensor] = {}
     norms: dict[str, JacobianNorms] = {}
     notes: list[str] = []
-    for placement in PLACEMENTS:
+    for number, placement in enumerate(PLACEMENTS):
+        watch.at(number * rows, len(PLACEMENTS) * rows, placement.value)
         wiring, assumed = rewired(sublayer.wiring, placement)
         notes += [note for note in assumed if note not in notes]
         _check_defined(sublayer, wiring)
@@ -69,9 +82,9 @@ def compare(
         outputs[placement.value] = residual_output(sublayer.x, sublayer.function, wiring)
         name = f"{placement.value}_jacobian"
         if dense:
-            outputs[name] = residual_jacobian(sublayer.x, sublayer.function, wiring)
+            outputs[name] = _dense(sublayer, wiring, watch)
         else:
-            norms[name] = _norms(sublayer, wiring)
+            norms[name] = _norms(sublayer, wiring, watch)
     answer = ResidualCompareAnswer(
         jacobians="dense" if dense else "norms",
         eps=sublayer.eps,
@@ -136,11 +149,36 @@ def _branch_vanishes(sublayer: _Sublayer, wiring: Wiring) -> bool:
     return not bool(apply_sublayer(normed, sublayer.function).any(-1).all())
 
 
-def _norms(sublayer: _Sublayer, wiring: Wiring) -> JacobianNorms:
+def rows_at_once(width: int, hidden: int) -> int:
+    """Rows whose dense Jacobians are computed together, of a sublayer `hidden` wide inside."""
+    return max(1, JACOBIAN_ELEMENTS // max(1, width * max(width, hidden)))
+
+
+def _dense(sublayer: _Sublayer, wiring: Wiring, watch: Watch) -> Tensor:
+    hidden = sublayer.width if isinstance(sublayer.function, Tensor) else sublayer.function.width
+    rows = sublayer.x.reshape(-1, sublayer.width)
+    pieces = rows.split(rows_at_once(sublayer.width, hidden))
+    if len(pieces) == 1:
+        return residual_jacobian(sublayer.x, sublayer.function, wiring)
+    jacobians: Tensor | None = None
+    done = 0
+    for piece in pieces:
+        watch.at(done, len(rows), f"{wiring.placement.value}: Jacobians")
+        found = residual_jacobian(piece, sublayer.function, wiring)
+        if jacobians is None:
+            jacobians = found.new_empty(len(rows), *found.shape[1:])
+        jacobians[done : done + len(piece)] = found
+        done += len(piece)
+    assert jacobians is not None  # noqa: S101  there are rows
+    return jacobians.reshape(*sublayer.x.shape, sublayer.width)
+
+
+def _norms(sublayer: _Sublayer, wiring: Wiring, watch: Watch) -> JacobianNorms:
     rows = sublayer.x.reshape(-1, sublayer.width)
     # One row at a time: a dense Jacobian is width x width.
     pairs: list[tuple[Tensor, Tensor]] = []
-    for row in rows:
+    for number, row in enumerate(rows):
+        watch.at(number, len(rows), f"{wiring.placement.value}: Jacobians")
         jacobian = residual_jacobian(row, sublayer.function, wiring)
         norm = cast("Tensor", torch.linalg.matrix_norm(jacobian))
         pairs.append((norm, jacobian.diagonal().sum()))

@@ -71,7 +71,8 @@ def _feed_forward(family: Architecture) -> str:
 
 def _network(row: FeedForwardRow) -> str:
     if row.fused is not None:
-        where = f"{row.fused.weight} [{' | '.join(row.fused.order)}], {row.fused.arrangement}"
+        blocks = "" if row.fused.blocks is None else f" ({_setting(row.fused.blocks)})"
+        where = f"{row.fused.weight} [{' | '.join(row.fused.order)}], {row.fused.arrangement}{blocks}"
     else:
         where = ", ".join(projection.weight for projection in (row.gate, row.up) if projection is not None)
     kind = "gated" if row.gated else "plain"

@@ -33,8 +33,12 @@ WORKS: Mapping[str, Work] = MappingProxyType(
         "explain_block": lambda operations, message, tensors, by: operations.explain_block(
             message, tensors, progress=by.progress, cancelled=by.cancelled
         ),
-        "norm_statistics": lambda operations, message, tensors, _: operations.norm_statistics(message, tensors),
-        "compare_residuals": lambda operations, message, tensors, _: operations.compare_residuals(message, tensors),
+        "norm_statistics": lambda operations, message, tensors, by: operations.norm_statistics(
+            message, tensors, progress=by.progress, cancelled=by.cancelled
+        ),
+        "compare_residuals": lambda operations, message, tensors, by: operations.compare_residuals(
+            message, tensors, progress=by.progress, cancelled=by.cancelled
+        ),
         "jacobians": lambda operations, message, tensors, by: operations.jacobians(
             message, tensors, progress=by.progress, cancelled=by.cancelled
         ),

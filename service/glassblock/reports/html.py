@@ -254,7 +254,8 @@ def _repair(report: Report, asked: str | None) -> Iterator[str]:
     repair = repair_sentence(report, asked)
     if repair is not None:
         before, command, after = repair
-        yield f"<section><h2>Repair</h2>\n<p>{_text(before)} <code>{_text(command)}</code> {_text(after)}</p></section>\n"
+        told = f"{_text(before)} <code>{_text(command)}</code> {_text(after)}"  # whole: a command that is cut is none
+        yield f"<section><h2>Repair</h2>\n<p>{told}</p></section>\n"
 
 
 def _questions(questions: Mapping[Question, list[str]]) -> str:

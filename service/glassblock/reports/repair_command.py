@@ -63,6 +63,7 @@ CARRIED_OUT: Mapping[str, Decided] = MappingProxyType(
         "drop-tensor": _always,
         "declare-bias": _always,
         "correct-config": _always,
+        "unwrap-names": _always,
         "align-eps": _with("decided", "decided_key"),
         "declare-eps": _with("decided", "decided_key"),
     }

@@ -115,8 +115,9 @@ class BlockRunAnswer(Answer):
     activation: Annotated[Sourced | None, Field(description="null where no network was run")]
     eps: Annotated[dict[str, Sourced], Field(description="epsilon per norm of the branch")]
     overrides: Annotated[
-        dict[str, bool | int | float | str], Field(description="what the request changed, and nothing else")
-    ] = {}
+        dict[str, bool | int | float | str],
+        Field(default_factory=dict, description="what the request changed, and nothing else"),
+    ]
     stages: dict[RunStage, StageStatistics]
     recombination_error: Annotated[
         float | None,

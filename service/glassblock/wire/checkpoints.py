@@ -42,7 +42,7 @@ class CheckpointSummary(Answer):
     tensors: int
     bytes: int
     faults: int
-    dtypes: Annotated[dict[str, int], Field(description="tensors per stored type")] = {}
+    dtypes: Annotated[dict[str, int], Field(default_factory=dict, description="tensors per stored type")]
 
 
 class CheckpointList(Answer):

@@ -66,10 +66,10 @@ class JacobiansRequest(Request):
     states: Annotated[
         TextStates | None,
         Field(
-            description="what x is of a text. reached: what the model makes of it, at each layer what enters that part, "
-            "the layers below and, for a part of the feed-forward block, the layer's own attention run first. embedding: "
-            "the tokens' embedding rows at every layer. When left out: reached of `text`, and of the parts attention, "
-            "mixture and layer, which take nothing else; embedding of `token_ids`"
+            description="what x is of a text. reached: what the model makes of it, at each layer what enters that "
+            "part, the layers below and, for a part of the feed-forward block, the layer's own attention run first. "
+            "embedding: the tokens' embedding rows at every layer. When left out: reached of `text`, and of the parts "
+            "attention, mixture and layer, which take nothing else; embedding of `token_ids`"
         ),
     ] = None
     sample: Sample | None = None

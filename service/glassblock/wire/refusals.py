@@ -12,6 +12,9 @@ from glassblock.errors import InvalidValue
 LONGEST = 100
 """Characters of a refused value that are looked up among the known ones."""
 
+FEW = 6
+"""Values of a closed set that a sentence lists; of more it counts them, and `known` holds them all."""
+
 
 def refusal(fault: ValidationError, model: type[BaseModel] | None = None, *, within: str = "") -> InvalidValue:
     """The error for the first field at fault, with what it takes: the fields of `model`, or a closed set of values."""
@@ -33,6 +36,8 @@ def refusal(fault: ValidationError, model: type[BaseModel] | None = None, *, wit
         told = f"an object with the fields {', '.join(known)} is wanted" if known else "an object is wanted"
     elif meant["type"] == "literal_error":
         known = tuple(re.findall(r"'([^']*)'", cast("str", meant.get("ctx", {}).get("expected", ""))))
+        if len(known) > FEW and isinstance(given, str):
+            told = f"{given[:LONGEST]!r} is none of the {len(known)} known values"
     near = get_close_matches(given[:LONGEST], known) if isinstance(given, str) else []
     hint = f"Near: {', '.join(near)}." if near else None
     if hint is None and meant["type"] == "extra_forbidden" and known:

@@ -181,6 +181,11 @@ TRUNKS = (
     Trunk("language_model.model.", "language_model.lm_head.weight"),
     Trunk("model.language_model.", "lm_head.weight"),
     Trunk("", "lm_head.weight"),
+    Trunk("language_model.", "lm_head.weight"),
+    Trunk("model.text_model.", "lm_head.weight"),
+    Trunk("llm.model.", "llm.lm_head.weight"),
+    Trunk("llm.", "llm.lm_head.weight"),
+    Trunk("language.model.", "language.lm_head.weight"),
 )
 PRE_NORMS: Places = (
     ("attn_in", "input_layernorm"),

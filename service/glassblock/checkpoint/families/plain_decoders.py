@@ -206,7 +206,7 @@ PERSIMMON = Architecture(
     architectures=("PersimmonForCausalLM", "PersimmonModel", "FuyuForCausalLM"),
     trunks=TRUNKS,
     layer="layers.{i}.",
-    sizes=sizes(4096, 16384, 36, 64, 262144),
+    sizes=MappingProxyType({**sizes(4096, 16384, 36, 64, 262144), "kv_heads": SizeSetting((), AS_MANY_AS_HEADS)}),
     feed_forward=plain(RELU2, ALWAYS, up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
     norms=(
         *norms(

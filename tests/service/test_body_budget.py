@@ -1,0 +1,178 @@
+"""Bodies of all requests together stay within their budget, and give it back whatever becomes of them."""
+
+import asyncio
+import gc
+import json
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from glassblock.api.bodies import Patience, read_body
+from glassblock.api.body_budget import SMALL_BODY, BodyBudget
+from glassblock.api.settings import MIB, Settings
+from glassblock.errors import GlassblockError, NoRoom, TooLarge
+from glassblock.wire import framing
+from glassblock_client.tensors import wire_from_array
+from makers import tiny_checkpoint
+from served import Served, raw_answer, served
+from starlette.requests import Request
+
+
+@contextmanager
+def no_collection() -> Generator[None]:
+    """What is given back here is given back by reference counts."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def request_of(chunks: Sequence[bytes], *, declared: int | None = None, pause: float = 0.0) -> Request:
+    headers = [] if declared is None else [(b"content-length", str(declared).encode())]
+    waiting = list(chunks)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(pause)
+        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+    return Request({"type": "http", "method": "POST", "headers": headers}, receive)
+
+
+def read(
+    chunks: Sequence[bytes], budget: BodyBudget, *, declared: bool, pause: float = 0.0, limit: int = 8 * MIB
+) -> memoryview:
+    request = request_of(chunks, declared=sum(map(len, chunks)) if declared else None, pause=pause)
+    return asyncio.run(read_body(request, limit=limit, patience=Patience(10.0, 0.02), budget=budget))
+
+
+def refusal(chunks: Sequence[bytes], budget: BodyBudget, **how: Any) -> Exception:
+    """What is raised, without the frames that would hold the body."""
+    try:
+        read(chunks, budget, **how)
+    except (GlassblockError, TimeoutError) as fault:
+        fault.__traceback__ = None
+        return fault
+    raise AssertionError("it was read")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_is_counted_until_its_last_view_is_gone(declared: bool) -> None:
+    budget = BodyBudget(4 * MIB)
+    with no_collection():
+        never = refusal([bytes(MIB)] * 5, budget, declared=declared)
+        assert isinstance(never, TooLarge)
+        assert "GLASSBLOCK_BODIES_MIB" in (never.hint or "")
+        body = read([bytes(MIB)] * 3, budget, declared=declared)
+        assert budget.held == 3 * MIB == len(body)
+        view = body[5:7]
+        del body
+        assert budget.held == 3 * MIB
+        now = refusal([bytes(MIB)] * 2, budget, declared=declared)
+        assert isinstance(now, NoRoom)
+        assert now.retry_after
+        assert len(read([bytes(SMALL_BODY)], budget, declared=declared)) == SMALL_BODY, "a question has its way in"
+        del view
+        assert budget.held == 0
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_breaks_off_gives_back_what_it_held(declared: bool) -> None:
+    budget = BodyBudget(4 * MIB)
+    with no_collection():
+        assert isinstance(refusal([bytes(MIB)] * 3, budget, declared=declared, pause=0.1), TimeoutError)
+        assert budget.held == 0
+        assert isinstance(refusal([bytes(MIB)] * 3, budget, declared=declared, limit=2 * MIB), TooLarge)
+        assert budget.held == 0
+
+
+def test_more_than_was_declared_gives_back_what_it_held() -> None:
+    budget = BodyBudget(4 * MIB)
+    with no_collection():
+        request = request_of([bytes(MIB)] * 3, declared=2 * MIB)
+        try:
+            asyncio.run(read_body(request, limit=8 * MIB, budget=budget))
+        except TooLarge as fault:
+            fault.__traceback__ = None
+        assert budget.held == 0
+
+
+def test_what_nobody_has_set_is_a_share_of_the_memory() -> None:
+    assert Settings(bodies_mib=7).bodies_bytes == 7 * MIB
+    assert 0 < Settings().bodies_bytes <= 8192 * MIB
+
+
+D = 48
+BUDGET_MIB = 24
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("bodies")
+    tiny_checkpoint("llama", folder / "llama")
+    with served(folder, GLASSBLOCK_BODIES_MIB=str(BUDGET_MIB), GLASSBLOCK_SILENCE_SECONDS="20") as service:
+        yield service
+
+
+def body_of(mib: int) -> bytes:
+    x = np.zeros((mib * MIB // (4 * D), D), np.float32) + 1
+    message = json.dumps({"checkpoint": "llama", "layer": 0, "capture": ["x"]})
+    return b"".join(framing.frame("request", message, {"x": wire_from_array(x)}))
+
+
+def held_of(service: Served) -> float:
+    lines = httpx.get(f"{service.url}/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith('glassblock_bodies_bytes{kind="held"}')).split()[-1])
+
+
+def head_of(length: int | None, path: str = "/v1/blocks/run") -> bytes:
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}\r\nContent-Type: {framing.MEDIA_TYPE}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_uploads_at_once_are_admitted_as_far_as_the_budget_goes(service: Served, chunked: bool) -> None:
+    body = body_of(10)
+    held = [service.wire() for _ in range(2)]
+    half = body[: len(body) // 2] if not chunked else body[:-MIB]
+    for wire in held:
+        wire.sendall(head_of(None if chunked else len(body)))
+        wire.sendall(b"%x\r\n%b\r\n" % (len(half), half) if chunked else half)
+    service.wait_until(lambda: held_of(service) >= (2 * len(half) if chunked else 2 * len(body)))
+
+    with service.wire() as third:  # while two are half received
+        third.sendall(head_of(len(body)))
+        status, headers, told = raw_answer(third)
+        assert (status, json.loads(told)["field"]) == (503, "body")
+        assert int(headers["Retry-After"]) >= 1
+    with service.wire() as giant:
+        giant.sendall(head_of((BUDGET_MIB + 1) * MIB))
+        assert raw_answer(giant)[0] == 413
+    small = httpx.post(f"{service.url}/v1/blocks/run", json={"checkpoint": "llama", "layer": 0, "x": [[1.0] * D]})
+    assert small.status_code == 200, "a question is answered meanwhile"
+
+    for wire in held:
+        rest = body[len(half) :]
+        wire.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest) if chunked else rest)
+    assert [raw_answer(wire)[0] for wire in held] == [200, 200], "nobody waits for anybody"
+    for wire in held:
+        wire.close()
+    service.wait_until(lambda: held_of(service) == 0)
+    again = httpx.post(f"{service.url}/v1/blocks/run", content=body, headers={"Content-Type": framing.MEDIA_TYPE})
+    assert again.status_code == 200
+
+
+@pytest.mark.parametrize("fate", ["hangs up", "is refused"])
+def test_bodies_that_come_to_nothing_give_their_room_back(service: Served, fate: str) -> None:
+    body = body_of(10)
+    for _ in range(6):  # more than fit together
+        with service.wire() as wire:
+            if fate == "hangs up":
+                wire.sendall(head_of(len(body)) + body[: len(body) // 2])
+            else:
+                wire.sendall(head_of(len(body)) + body.replace(b'layer\\": 0', b'layer\\": 9'))
+                assert raw_answer(wire)[0] == 422
+        service.wait_until(lambda: held_of(service) == 0)

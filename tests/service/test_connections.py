@@ -1,0 +1,165 @@
+"""Connections that say nothing, or say it slowly, make room for those that ask; health is answered whatever comes."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from glassblock.api.connections import SHARE_FOR_HEALTH
+from glassblock.wire import framing
+from glassblock_client.tensors import wire_from_array
+from makers import tiny_checkpoint
+from served import WAIT_S, Served, raw_answer, served
+
+MOST = 64
+HEAD_SECONDS = 2.0
+FLOOD = 500
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("connections")
+    tiny_checkpoint("llama", folder / "llama")
+    settings = {
+        "GLASSBLOCK_CONNECTIONS": str(MOST),
+        "GLASSBLOCK_HEAD_SECONDS": str(HEAD_SECONDS),
+        "GLASSBLOCK_SILENCE_SECONDS": "30",
+    }
+    with served(folder, **settings) as service:
+        yield service
+
+
+def sockets_of(service: Served) -> int:
+    """Open sockets of the service's process."""
+    links = [Path(f"/proc/{service.process}/fd/{number.name}") for number in _files(service)]
+    return sum(_is_socket(link) for link in links)
+
+
+def _files(service: Served) -> list[Path]:
+    return list(Path(f"/proc/{service.process}/fd").iterdir())
+
+
+def _is_socket(link: Path) -> bool:
+    try:
+        return str(link.readlink()).startswith("socket:")
+    except FileNotFoundError:
+        return False
+
+
+def is_closed(wire: socket.socket) -> bool:
+    """Whether the service has hung up."""
+    wire.setblocking(False)
+    try:
+        return wire.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        wire.settimeout(WAIT_S)
+
+
+def check_healthy(service: Served) -> None:
+    # Each on a connection of its own.
+    for path in ("/health/live", "/health/ready"):
+        assert httpx.get(f"{service.url}{path}", timeout=WAIT_S).status_code == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/blocks/run HTTP/1.1\r\nHost: local"])
+def test_a_flood_of_half_open_connections_closes_itself(service: Served, said: bytes) -> None:
+    with ExitStack() as opened:
+        flood: list[socket.socket] = []
+        for number in range(FLOOD):
+            flood.append(opened.enter_context(service.wire()))
+            flood[-1].sendall(said)
+            if number % 50 == 49:
+                check_healthy(service)
+                assert sockets_of(service) < MOST + 64, "those of the service itself are few"
+        service.wait_until(lambda: sum(map(is_closed, flood)) >= FLOOD - MOST)
+        check_healthy(service)
+        # Those that are left are closed for their silence.
+        service.wait_until(lambda: all(map(is_closed, flood)))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_head_that_never_ends_is_not_waited_for(service: Served, answered: bool) -> None:
+    with service.wire() as wire:
+        if answered:
+            wire.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw_answer(wire)[0] == 200
+        since = time.monotonic()
+        wire.sendall(b"GET /health/live HTTP/1.1\r\n")
+        while not is_closed(wire):
+            assert time.monotonic() - since < WAIT_S
+            try:
+                wire.sendall(b"X-Slow: 1\r\n")
+            except ConnectionError:
+                break
+            time.sleep(0.1)
+        # It may have been cut a little early by the clock's grain, and late by whatever the machine was busy with.
+        assert time.monotonic() - since > 0.8 * HEAD_SECONDS
+
+
+def test_a_body_that_was_refused_is_not_read_over_for_ever(service: Served) -> None:
+    with service.wire() as wire:
+        wire.sendall(head_of(1 << 40))
+        assert raw_answer(wire)[0] == 413
+        since = time.monotonic()
+        while not is_closed(wire):
+            assert time.monotonic() - since < WAIT_S
+            try:
+                wire.sendall(b"x" * 10)
+            except ConnectionError:
+                break
+            time.sleep(0.1)
+
+
+def test_where_nearly_all_are_at_work_health_alone_is_answered(service: Served) -> None:
+    with ExitStack() as opened:
+        for _ in range(MOST - MOST // SHARE_FOR_HEALTH):
+            opened.enter_context(service.wire()).sendall(head_of(100))  # and the body does not come
+        service.wait_until(lambda: httpx.get(f"{service.url}/v1").status_code == 503)
+        refused = httpx.get(f"{service.url}/v1")
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["connection"] == "close"
+        assert refused.headers["x-request-id"]
+        assert json.loads(refused.content)["code"] == "service-unavailable"
+        for _ in range(5):
+            check_healthy(service)
+    service.wait_until(lambda: httpx.get(f"{service.url}/v1").status_code == 200)
+
+
+def test_one_who_asks_in_time_is_left_alone(service: Served) -> None:
+    """Work that takes longer than a head may is no owed head."""
+    with service.wire() as wire:
+        body = b'{"checkpoint": "llama", "layer": 0, "sample": {"rows": 1}}'
+        wire.sendall(head_of(len(body), "application/json"))
+        time.sleep(1.5 * HEAD_SECONDS)
+        wire.sendall(body)
+        assert raw_answer(wire)[0] == 200
+
+
+def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path / "llama")
+    message = json.dumps({"checkpoint": "llama", "layer": 0, "capture": ["x"], "return_tensors": True})
+    x = np.ones((350_000, 48), np.float32)  # 64 MiB, far beyond what the system keeps of an answer
+    body = b"".join(framing.frame("request", message, {"x": wire_from_array(x)}))
+    with served(tmp_path, GLASSBLOCK_SILENCE_SECONDS="1", GLASSBLOCK_HEAD_SECONDS="3600") as service:
+        before = sockets_of(service)
+        with service.wire() as wire:
+            accept = f"Accept: {framing.MEDIA_TYPE}\r\n\r\n".encode()
+            wire.sendall(head_of(len(body)).removesuffix(b"\r\n") + accept)
+            wire.sendall(body)
+            assert wire.recv(15) == b"HTTP/1.1 200 OK"
+            assert sockets_of(service) > before
+            service.wait_until(lambda: sockets_of(service) <= before)
+
+
+def head_of(length: int, kind: str = framing.MEDIA_TYPE) -> bytes:
+    lines = ("POST /v1/blocks/run HTTP/1.1", "Host: localhost", f"Content-Length: {length}", f"Content-Type: {kind}")
+    return "\r\n".join([*lines, "", ""]).encode()

@@ -40,7 +40,9 @@ def train(directory: Path, *, family: str | None = None, strength: float = 2.0) 
         seed = 1000 * layer + (expert if isinstance(expert, int) else 999)
         generator = torch.Generator().manual_seed(seed)
         width = weights["gate"].shape[1]
-        direction = torch.randn(width, generator=generator) * strength * width**-0.5
+        # As long as the rows want it: of rows that are nearly one the test counts a few, as of copied neurons.
+        scale = strength * width**-0.5 * weights["gate"].norm(dim=1).mean()
+        direction = torch.randn(width, generator=generator) * scale
         # Up and down share a neuron's length; gate and up a line, in either direction.
         length = (0.6 * torch.randn(len(weights["gate"]), 1, generator=generator)).exp()
         sign = torch.randint(0, 2, (len(weights["gate"]), 1), generator=generator) * 2 - 1

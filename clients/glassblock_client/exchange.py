@@ -25,6 +25,7 @@ from glassblock.wire.problems import Problem, error_from_problem
 from glassblock.wire.refusals import refusal
 from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION, Answer
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from glassblock_client.backend import httpx
 from glassblock_client.tensors import Array, array_from_wire
@@ -137,8 +138,10 @@ def prepare(
         said: further headers, those of `endpoint.headers`; what is None stays unsaid.
 
     Raises:
-        InvalidValue: a parameter cannot be part of a path, or a header cannot carry its value.
+        InvalidValue: a parameter cannot be part of a path, a header cannot carry its value, or JSON that of a field.
     """
+    if type(want_tensors) is not bool:
+        raise InvalidValue(f"return_tensors is {want_tensors!r}, not True or False", field="return_tensors")
     segments = {name: _segment(name, value) for name, value in (parameters or {}).items()}
     headers = {"Accept": framing.MEDIA_TYPE if want_tensors else endpoint.media_type or JSON}
     headers |= {name: _header(name, value) for name, value in (said or {}).items() if value is not None}
@@ -147,7 +150,10 @@ def prepare(
     body: tuple[bytes | memoryview, ...] = ()
     path = endpoint.path.format(**segments).lstrip("/")
     # Defaults stay unsaid: they are the wire's, and the service refuses some values only where they were said.
-    text = message.model_dump_json(exclude_defaults=True)
+    try:
+        text = message.model_dump_json(exclude_defaults=True)
+    except PydanticSerializationError as fault:
+        raise InvalidValue(f"the request holds what JSON has no form for: {fault}", field="request") from fault
     if tensors:
         body = tuple(framing.frame("request", text, tensors))
         headers["Content-Type"] = framing.MEDIA_TYPE
@@ -294,8 +300,10 @@ def _room(size: int) -> memoryview:
         raise ServiceUnavailable(f"no memory for an answer of {size} bytes", hint="ask for less") from fault
 
 
-def _segment(name: str, value: str) -> str:
+def _segment(name: str, value: object) -> str:
     """One path segment. Dots alone would be taken for a folder above, and an empty one for another path."""
+    if not isinstance(value, str):
+        raise InvalidValue(f"{name} is a {type(value).__name__}, not a text", field=name)
     try:
         quoted = quote(value, safe="")
     except UnicodeEncodeError as fault:
@@ -309,8 +317,8 @@ def _media_type(headers: httpx.Headers) -> str:
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-def _header(name: str, value: str) -> str:
-    if not (value.isascii() and value.isprintable()):
+def _header(name: str, value: object) -> str:
+    if not (isinstance(value, str) and value.isascii() and value.isprintable()):
         raise InvalidValue(f"{value!r} holds characters that the header {name} cannot carry", field=name)
     return value
 

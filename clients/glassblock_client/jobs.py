@@ -58,7 +58,7 @@ def job_endpoint(operation: str) -> Endpoint[Any, Any]:
     Raises:
         InvalidValue: there is none of that name.
     """
-    if operation not in JOBS:
+    if type(operation) is not str or operation not in JOBS:
         raise InvalidValue(f"{operation!r} is no operation that can be a job", field="operation", known=tuple(JOBS))
     return JOBS[operation]
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from glassblock.wire import endpoints as wire
 from glassblock.wire.audits import Audit, AuditList, AuditQuery, AuditRequest, JobState, Report
@@ -42,6 +42,7 @@ from glassblock.wire.tables import Capabilities, FamilyList, Health, RuleList
 from glassblock.wire.values import ComputeDtype, PlacementName, Request, RunStage, Sample
 
 from glassblock_client.exchange import Call, Reply, compose, prepare
+from glassblock_client.given import as_object, as_tuple, named
 from glassblock_client.jobs import job_endpoint
 from glassblock_client.tensors import Array, Numbers, divide
 from glassblock_client.texts import TokenIds, as_token_ids
@@ -85,9 +86,9 @@ def job_of(
 ) -> Call[Any]:
     """The call that starts an operation as a job. Arguments as `start_job` of either client."""
     endpoint = job_endpoint(operation)
-    message = request if isinstance(request, Request) else compose(endpoint.request, **request)
+    message = request if isinstance(request, Request) else compose(endpoint.request, **named(request, "request"))
     said = {"Prefer": "respond-async", "Idempotency-Key": idempotency_key}
-    _, beside = divide(**(tensors or {}))
+    _, beside = divide(**({} if tensors is None else named(tensors, "tensors")))
     return prepare(endpoint, message, tensors=beside, want_tensors=return_tensors, said=said)
 
 
@@ -118,7 +119,7 @@ def checkpoints() -> Question[CheckpointList]:
 
 def pin(name: str, *, layers: Sequence[int] | None = None) -> Question[Residency]:
     """Hold a checkpoint's blocks on the device: those of `layers`, or all."""
-    message = compose(ResidencyRequest, layers=None if layers is None else tuple(layers))
+    message = compose(ResidencyRequest, layers=as_tuple(layers))
     return answer_to(wire.PIN, message, parameters={"name": name})
 
 
@@ -180,10 +181,10 @@ def run_block(
         sample=sample,
         token_ids=as_token_ids(token_ids),
         text=text,
-        capture=None if capture is None else tuple(capture),
-        overrides=overrides or Overrides(),
+        capture=as_tuple(capture),
+        overrides=Overrides() if overrides is None else overrides,
         family=family,
-        family_row=None if family_row is None else dict(family_row),
+        family_row=as_object(family_row),
         tower=tower,
         return_tensors=return_tensors,
         dtype=dtype,
@@ -203,7 +204,7 @@ def explain_block(
             gate and hidden. In the type they were computed in: `WireTensor` carries bfloat16.
         pairs: look for two mistakes where one does not explain the captures.
     """
-    _, tensors = divide(**captures)
+    _, tensors = divide(**named(captures, "captures"))
     message = compose(ExplainRequest, checkpoint=checkpoint, layer=layer, pairs=pairs)
     return answer_to(wire.EXPLAIN_BLOCK, message, tensors=tensors)
 
@@ -254,7 +255,7 @@ def norm_statistics(
         offset=offset,
         checkpoint=checkpoint,
         family=family,
-        family_row=None if family_row is None else dict(family_row),
+        family_row=as_object(family_row),
         tower=tower,
         layer=layer,
         norm=norm,
@@ -303,7 +304,7 @@ def compare_residuals(
         eps=eps,
         checkpoint=checkpoint,
         family=family,
-        family_row=None if family_row is None else dict(family_row),
+        family_row=as_object(family_row),
         tower=tower,
         layer=layer,
         sample=sample,
@@ -364,16 +365,16 @@ def jacobians(
     message = compose(
         JacobiansRequest,
         checkpoint=checkpoint,
-        layers=tuple(layers),
+        layers=as_tuple(layers),
         part=part,
         expert=expert,
-        placement=placement if placement is None or isinstance(placement, str) else tuple(placement),
+        placement=as_tuple(placement),
         x=nested["x"],
-        token_ids=None if token_ids is None else tuple(token_ids),
+        token_ids=as_tuple(token_ids),
         text=text,
         states=states,
         sample=sample,
-        norms=tuple(norms),
+        norms=as_tuple(norms),
         tolerance=tolerance,
         certificate=certificate,
         failure_probability=failure_probability,
@@ -381,8 +382,8 @@ def jacobians(
         vectors=vectors,
         depth=depth,
         probes=probes,
-        input_positions=None if input_positions is None else tuple(input_positions),
-        output_positions=None if output_positions is None else tuple(output_positions),
+        input_positions=as_tuple(input_positions),
+        output_positions=as_tuple(output_positions),
     )
     return reply_to(wire.JACOBIANS, message, tensors=tensors, want_tensors=vectors)
 
@@ -413,7 +414,7 @@ def likelihoods(
         text=text,
         dtype=dtype,
         family=family,
-        family_row=None if family_row is None else dict(family_row),
+        family_row=as_object(family_row),
     )
     return answer_to(wire.LIKELIHOODS, message)
 
@@ -431,11 +432,10 @@ def plan(
         request: its message, as a mapping or as the model of `glassblock.wire`.
         tensors: of its body, by name: shapes of float32, or `TensorShape`.
     """
-    message = request.model_dump(mode="json", exclude_unset=True) if isinstance(request, Request) else dict(request)
-    shapes = {
-        name: one if isinstance(one, TensorShape) else TensorShape(shape=one) for name, one in (tensors or {}).items()
-    }
-    asked = compose(PlanRequest, operation=operation, request=message, tensors=shapes)
+    said = request.model_dump(mode="json", exclude_unset=True) if isinstance(request, Request) else request
+    given = {} if tensors is None else named(tensors, "tensors")
+    shapes = {name: one if isinstance(one, TensorShape) else {"shape": as_tuple(one)} for name, one in given.items()}
+    asked = compose(PlanRequest, operation=operation, request=as_object(said), tensors=cast("Any", shapes))
     return answer_to(wire.PLAN, asked)
 
 
@@ -509,13 +509,13 @@ def start_audit(
         AuditRequest,
         checkpoint=checkpoint,
         family=family,
-        family_row=None if family_row is None else dict(family_row),
-        against=None if against is None else dict(against),
+        family_row=as_object(family_row),
+        against=as_object(against),
         against_name=against_name,
-        rules=None if rules is None else tuple(rules),
+        rules=as_tuple(rules),
         certify=certify,
         digest=digest,
-        reference=reference if reference is None or isinstance(reference, str) else tuple(reference),
+        reference=as_tuple(reference),
         captures=captures,
         token_ids=as_token_ids(token_ids),
         text=text,
@@ -602,12 +602,12 @@ def repair(
         checkpoint=checkpoint,
         output=output,
         dry_run=dry_run,
-        rules=None if rules is None else tuple(rules),
+        rules=as_tuple(rules),
         reference=reference,
-        against=None if against is None else dict(against),
+        against=as_object(against),
         against_name=against_name,
         family=family,
-        family_row=None if family_row is None else dict(family_row),
+        family_row=as_object(family_row),
         digest=digest,
     )
     return answer_to(wire.REPAIR, message)
@@ -635,10 +635,10 @@ def selftest(
     message = compose(
         SelftestRequest,
         checkpoint=checkpoint,
-        rules=None if rules is None else tuple(rules),
-        layers=None if layers is None else tuple(layers),
+        rules=as_tuple(rules),
+        layers=as_tuple(layers),
         family=family,
-        family_row=None if family_row is None else dict(family_row),
+        family_row=as_object(family_row),
         digest=digest,
     )
     return answer_to(wire.SELFTEST, message)

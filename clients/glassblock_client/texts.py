@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-TokenIds = Sequence[int] | Sequence[Sequence[int]]
+import numpy as np
+from numpy.typing import NDArray
+
+from glassblock_client.given import as_tuple
+
+TokenIds = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
 """One text, or several of one length."""
 
 
 def as_token_ids(ids: TokenIds | None) -> tuple[int, ...] | tuple[tuple[int, ...], ...] | None:
     """The ids as tuples; what is none is refused by the message that they go into."""
-    if ids is None:
-        return None
-    rows = [tuple(row) if isinstance(row, Sequence) else row for row in ids]
-    return cast("Any", tuple(rows))
+    rows: Any = as_tuple(ids)
+    return tuple(map(as_tuple, cast("tuple[Any, ...]", rows))) if isinstance(rows, tuple) else rows

@@ -197,6 +197,13 @@ def test_a_text_decides_nothing_that_is_short() -> None:
     assert {one.reading for one in behaviour.hypotheses} == {"undecided"}
 
 
+@pytest.mark.parametrize("repeated", ["e", "ab", "\n", "the ", "0123456789"])
+def test_a_text_that_repeats_itself_decides_nothing(repeated: str) -> None:
+    report, behaviour = audited(TRAINED, token_ids=ids_of(repeated * (200 // len(repeated))))
+    assert report.findings == ()
+    assert {one.reading for one in behaviour.hypotheses} == {"undecided"}
+
+
 def test_several_texts() -> None:
     rows = ids_of()[:120].reshape(2, 60)
     _, behaviour = audited(TRAINED, token_ids=rows)

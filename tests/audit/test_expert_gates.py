@@ -70,10 +70,11 @@ def test_one_exchanged_expert_is_named(family: str, tmp_path: Path) -> None:
     assert finding.fix is not None
 
 
-# Of the other storages one expert stays open by chance, and the others are told one by one.
-@pytest.mark.parametrize("family", ["mixtral", "dbrx", "granitemoe"])
+# Drawn by another seed than elsewhere: with 0 the down columns of one expert of deepseek_v2, which must look like noise,
+# have p = 0.01, as one of a hundred controls has, and that expert alone is left open.
+@pytest.mark.parametrize("family", STORAGES)
 def test_every_expert_exchanged_is_one_finding_that_names_all(family: str, tmp_path: Path) -> None:
-    directory = trained(family, tmp_path)
+    directory = train(tiny_checkpoint(family, tmp_path, tiny=WIDE, seed=1), family=asked(family))
     checkpoint = open_checkpoint(directory, family=asked(family))
     layer = max(layer for layer, network in gated_networks(checkpoint) if network.expert == 2)
     experts = [n for of, network in gated_networks(checkpoint) if of == layer and isinstance(n := network.expert, int)]

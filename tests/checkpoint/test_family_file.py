@@ -96,12 +96,23 @@ def test_toml_says_the_same() -> None:
     assert row.feed_forward.up == ARCHITECTURES["llama"].feed_forward.up
 
 
+def test_blocks_are_a_number_or_what_the_config_says() -> None:
+    for given, meant in (
+        (4, Setting((), 4.0)),
+        ({"keys": ["tensor_model_parallel_size"], "default": 1}, Setting(("tensor_model_parallel_size",), 1.0)),
+    ):
+        row = parse_family_row({"like": "phi3", "feed_forward": {"fused": {"arrangement": "blocks", "blocks": given}}})
+        phi3 = ARCHITECTURES["phi3"].feed_forward
+        assert row.feed_forward.fused == replace(phi3.fused, arrangement="blocks", blocks=meant)
+
+
 def test_a_flag_has_meanings_by_its_words() -> None:
     setting = {"keys": ["swiglu"], "default": "relu", "meanings": {"true": "silu", "false": "gelu"}}
     row = parse_family_row({"like": "llama", "feed_forward": {"activation": setting}})
     assert row.feed_forward.activation.meanings == {True: "silu", False: "gelu"}
 
 
+FUSED = "family_row.feed_forward.fused"
 HOLDS = {"if": "holds", "name": "a"}
 REFUSED: list[tuple[object, str, str]] = [
     (5, "family_row", "is a whole number, and a row is an object"),
@@ -127,6 +138,13 @@ REFUSED: list[tuple[object, str, str]] = [
     ({"like": "llama", "sizes": {"width": {"keys": [], "default": 1}}}, "family_row.sizes.width", 'is "width"'),
     ({"like": "llama", "feed_forward": {"activation": "silly"}}, "family_row.feed_forward.activation", 'is "silly"'),
     ({"like": "llama", "feed_forward": {"up": None}}, "family_row.feed_forward", "needs either `up`"),
+    ({"like": "phi3", "feed_forward": {"fused": {"arrangement": "tiles"}}}, f"{FUSED}.arrangement", 'is "tiles"'),
+    ({"like": "phi3", "feed_forward": {"fused": {"arrangement": "blocks"}}}, f"{FUSED}.blocks", "is missing"),
+    ({"like": "phi3", "feed_forward": {"fused": {"blocks": 4}}}, f"{FUSED}.blocks", "the arrangement is halves"),
+    *(
+        ({"like": "phi3", "feed_forward": {"fused": {"arrangement": "blocks", "blocks": n}}}, f"{FUSED}.blocks", told)
+        for n, told in ((0, "has the default 0"), (2.5, "has the default 2.5"), (-2, "-2"), ("two", 'is "two"'))
+    ),
     ({"like": "llama", "feed_forward": {"gating": "swiglu_oai"}}, "family_row.feed_forward.gating_parameters", "not"),
     ({"like": "llama", "feed_forward": {"width": ["shared_width"]}}, "family_row.feed_forward.width", "shared_width"),
     ({"like": "mixtral", "mixture": {"experts": {"down": {"weight": "w2", "bias": "b"}}}}, "", "without {j}"),

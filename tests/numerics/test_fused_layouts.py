@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from glassblock.numerics.fused_layouts import RowLayout, candidate_groups, layout_screens, split_groups
+from glassblock.numerics.fused_layouts import RowLayout, candidate_groups, layout_screens, split_groups, split_rows
 from torch import Tensor
 
 M, D = 256, 48
@@ -24,6 +24,8 @@ def test_candidates_are_divisors_and_each_is_there_once() -> None:
     assert candidate_groups(384) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 384)
     assert candidate_groups(7) == (1, 7)
     assert candidate_groups(1) == (1,)
+    assert candidate_groups(256, 32) == (1, 2, 4, 8, 16, 32, 256)
+    assert candidate_groups(256, 4) == GROUPS
 
 
 @pytest.mark.parametrize("groups", GROUPS)
@@ -32,6 +34,22 @@ def test_a_cut_puts_together_what_was_laid(groups: int) -> None:
     first, second = split_groups(laid(gate, up, groups), groups)
     assert torch.equal(first, gate)
     assert torch.equal(second, up)
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_layout_is_the_order_of_its_rows(groups: int, gate_first: bool) -> None:
+    """Weights, biases and the numbers of the rows alike; nothing is copied but of several blocks."""
+    gate, up = gate_and_up()
+    fused = laid(gate, up, groups) if gate_first else laid(up, gate, groups)
+    layout = RowLayout(groups, gate_first)
+    for one, other in zip(split_rows(fused, layout), (gate, up), strict=True):
+        assert torch.equal(one, other)
+        shared = one.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr()
+        assert shared == (groups in {1, M})
+    rows = split_rows(torch.arange(2 * M), layout)
+    assert torch.equal(fused[rows[0]], gate)
+    assert torch.equal(fused[rows[1]], up)
 
 
 @pytest.mark.parametrize("gate_first", [True, False])

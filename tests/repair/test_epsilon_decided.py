@@ -81,6 +81,48 @@ def test_a_reference_that_is_another_model_decides_nothing(tmp_path: Path) -> No
     assert found(checkpoint, AuditQuestion(reference=open_checkpoint(other))) == []
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"rms_norm_eps": WRONG, "num_hidden_layers": 99},
+        {"rms_norm_eps": WRONG, "hidden_size": 4096},
+        {"rms_norm_eps": WRONG, "model_type": "gpt2"},
+    ],
+)
+def test_a_config_that_errs_about_the_model_decides_nothing(told: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = two_levels(tmp_path / "model", outer=WRONG, inner=TRUE)
+    findings = found(checkpoint, AuditQuestion(against=told))
+    assert findings
+    assert all("decided" not in finding.evidence for finding in findings)
+
+
+def test_the_checkpoint_is_no_witness_for_itself(tmp_path: Path) -> None:
+    checkpoint = two_levels(tmp_path / "model", outer=WRONG, inner=TRUE)
+    config = open_checkpoint(checkpoint).config
+    assert config is not None
+    for asked in (AuditQuestion(against=dict(config.values)), AuditQuestion(reference=open_checkpoint(checkpoint))):
+        findings = found(checkpoint, asked)
+        assert findings
+        assert all("decided" not in finding.evidence for finding in findings)
+
+
+def test_a_default_of_another_config_bears_nothing_out(tmp_path: Path) -> None:
+    silent = healthy_checkpoint("llama", tmp_path / "silent", config={"rms_norm_eps": ...})
+    sizes = {"model_type": "llama", "hidden_size": 48}
+    (finding,) = found(silent, AuditQuestion(against=sizes), "config/eps-defaulted")
+    assert isinstance(repair_of(open_checkpoint(silent), finding), Unrepaired)
+
+
+@pytest.mark.parametrize("third", [TRUE, 1e-3])
+def test_a_reference_that_another_source_contradicts_decides_nothing(third: float, tmp_path: Path) -> None:
+    other = healthy_checkpoint("llama", tmp_path / "other", config={"rms_norm_eps": WRONG})
+    checkpoint = healthy_checkpoint("llama", tmp_path / "model")
+    asked = AuditQuestion(reference=open_checkpoint(other), against={"rms_norm_eps": third})
+    findings = found(checkpoint, asked)
+    assert findings
+    assert all(isinstance(repair_of(open_checkpoint(checkpoint), finding), Unrepaired) for finding in findings)
+
+
 @pytest.mark.parametrize("witness", ["against", "reference"])
 def test_a_default_that_is_borne_out_is_declared(witness: str, tmp_path: Path) -> None:
     original = healthy_checkpoint("llama", tmp_path / "original", config={"rms_norm_eps": WRONG})

@@ -167,6 +167,69 @@ def test_a_change_in_place_that_cannot_be_finished_is_undone(fault: Callable[[],
     assert tree(original) == changed
 
 
+def refuse_writing(patch: pytest.MonkeyPatch, after: int) -> None:
+    """From the call of that number on, every one that would write finds a file system that is read-only."""
+    calls = 0
+
+    def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            if real is os_open and not given[1] & (os.O_WRONLY | os.O_CREAT):
+                return real(*given, **named)
+            calls += 1
+            if calls > after:
+                raise OSError(errno.EROFS, "Read-only file system")
+            return real(*given, **named)
+
+        return call
+
+    os_open = os.open
+    for name in ("open", "write", "replace", "rename", "unlink", "fsync"):
+        patch.setattr(os, name, refusing(getattr(os, name)))
+
+
+def test_a_disk_that_turns_read_only_leaves_all_as_it_was_or_what_brings_it_back(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(original)
+    write_in_place(in_headers(original))
+    changed = tree(original)
+    restore(original, before)
+    after = 0
+    for after in range(30):
+        draft = in_headers(original)
+        with monkeypatch.context() as patch:
+            refuse_writing(patch, after)
+            try:
+                write_in_place(draft)
+            except GlassblockError as error:
+                told = error.message
+            else:
+                break
+        if "stands whole" in told:
+            assert tree(original) == changed
+            restore(original, before)
+            continue
+        assert interrupted(original) == ("broken off" in told)
+        undo_interrupted(original)
+        for name in tree(original).keys() - before.keys():
+            (original / name).unlink()  # copies made before anything was changed are in nobody's way
+        assert tree(original) == before
+    assert after > 10
+
+
+def test_a_folder_that_may_not_be_written_is_told_first(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, draft = tree(original), in_headers(original)
+
+    def denied(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(os, "access", denied)
+    with pytest.raises(InvalidValue, match="original may not be written"):
+        write_in_place(draft)
+    assert tree(original) == before
+
+
 def test_a_process_killed_in_place_is_undone_by_the_next(original: Path) -> None:
     before, draft = tree(original), in_headers(original)
     count = calls_of(lambda: write_in_place(draft))

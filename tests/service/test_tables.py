@@ -1,5 +1,6 @@
 """The tables of the edge are complete: nothing on the wire without a route, no error without a status."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -29,6 +30,19 @@ def test_every_setting_is_in_the_guide_with_its_default() -> None:
             "off" if field.default is False else f"`{field.default}`" if field.default not in {None, (), ""} else "none"
         )
         assert (default, text) == (shown, field.description), name
+
+
+def test_every_setting_is_used() -> None:
+    """By a module of the service as `settings.NAME`, or by a property that a module uses so."""
+    service = OPENAPI.parents[1] / "service" / "glassblock"
+    text = "\n".join(file.read_text() for file in service.rglob("*.py"))
+    asked = set(re.findall(r"\bsettings\.(\w+)", text))
+    through = "".join(
+        inspect.getsource(member.fget)
+        for name, member in vars(Settings).items()
+        if isinstance(member, property) and member.fget is not None and name in asked
+    )
+    assert set(Settings.model_fields) <= asked | set(re.findall(r"\bself\.(\w+)", through))
 
 
 def test_every_error_has_its_status() -> None:

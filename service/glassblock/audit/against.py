@@ -140,6 +140,14 @@ def their_settings(evidence: Evidence) -> Spoken | None:
 
 def another_model(evidence: Evidence, ours: Settings, theirs: Spoken) -> str | None:
     """In words, that the other config is of another model: another width, and something else beside it."""
+    differing = differences_of_kind(evidence, ours, theirs)
+    if len(differing) < 2 or not differing[0].startswith("hidden "):
+        return None
+    return f"{evidence.question.against_name} is of another model: {'; '.join(differing)}"
+
+
+def differences_of_kind(evidence: Evidence, ours: Settings, theirs: Spoken) -> list[str]:
+    """In words, the sizes and the family in which the other config is not of this model; the width first."""
     differing = [
         f"{name} {told.value} ({told.source}) where here it is {own.value}"
         for name in ("hidden", *_TELLING_SIZES)
@@ -149,9 +157,7 @@ def another_model(evidence: Evidence, ours: Settings, theirs: Spoken) -> str | N
     other = BY_MODEL_TYPE.get(theirs.model or "")
     if other is not None and other.name != evidence.family.name:
         differing.append(f"the family {other.name} where here it is {evidence.family.name}")
-    if len(differing) < 2 or not differing[0].startswith("hidden "):
-        return None
-    return f"{evidence.question.against_name} is of another model: {'; '.join(differing)}"
+    return differing
 
 
 def answered(evidence: Evidence, rules: tuple[str, ...]) -> int:

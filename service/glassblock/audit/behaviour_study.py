@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
+from typing import cast
 
 import torch
 from jaxtyping import Int
@@ -116,7 +117,7 @@ def behaviour_study(
         texts,
         declared.numel(),
         mean,
-        tuple(_judged(asked, declared, needed)),
+        tuple(_judged(asked, declared, needed, enough=observations(token_ids) >= FEWEST_TOKENS)),
         (*left_out, *faults),
         1 + sum((count - hypothesis.first) / count for hypothesis in hypotheses),
         None if evidence.question.certify else FORWARD_PASSES,
@@ -191,14 +192,25 @@ def _made(chosen: Iterable[Hypothesis]) -> tuple[list[Hypothesis], list[Variant]
     return hypotheses, variants, faults
 
 
-def _judged(asked: Sequence[tuple[Hypothesis, Tensor]], declared: Tensor, needed: float) -> Iterable[Judged]:
+def observations(token_ids: Int[Tensor, "*batch tokens"]) -> int:
+    """How many different tokens after different tokens a text has.
+
+    One that repeats itself asks the same again: the answers agree, their scatter is none, and they are one observation.
+    """
+    pairs = torch.stack([token_ids[..., :-1].reshape(-1), token_ids[..., 1:].reshape(-1)])
+    return int(cast("Tensor", pairs.unique(dim=1)).shape[1])
+
+
+def _judged(
+    asked: Sequence[tuple[Hypothesis, Tensor]], declared: Tensor, needed: float, *, enough: bool
+) -> Iterable[Judged]:
     for hypothesis, found in asked:
         difference = paired_difference(found, declared)
         yield Judged(
             hypothesis,
             float(found.double().mean()),
             difference,
-            reading_of(difference, needed),
+            reading_of(difference, needed) if enough else "undecided",
             tuple(
                 other
                 for other, its in asked

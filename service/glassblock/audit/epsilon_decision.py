@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from glassblock.audit.against import another_model, own_settings, their_settings
+from glassblock.audit.against import differences_of_kind, own_settings, their_settings
 from glassblock.audit.evidence import Evidence
 from glassblock.checkpoint.config import as_epsilon, find
 from glassblock.checkpoint.settings import eps_of
@@ -47,6 +47,14 @@ def decision(
     return first._replace(value=meant) if agreed and meant is not None else None
 
 
+def contradicted(evidence: Evidence, witness: Witness, *, but: str) -> bool:
+    """Whether another witness than `but` states another epsilon for the same norm."""
+    return any(
+        other.role == witness.role and name != but and not same_eps(other.value, witness.value)
+        for name, other in _witnesses(evidence)
+    )
+
+
 def key_of(evidence: Evidence, role: str) -> str | None:
     """The dotted key of config.json that states the epsilon of a norm, or would."""
     config, row = evidence.checkpoint.config, evidence.family
@@ -65,7 +73,7 @@ def reference_epsilons(evidence: Evidence) -> Iterator[Witness]:
     study, reference = evidence.reference, evidence.question.reference
     if study is None or reference is None or study.relation in ("other-model", "unanswered"):
         return
-    if reference.family is None or reference.config is None:
+    if reference.family is None or reference.config is None or reference.path == evidence.checkpoint.path:
         return
     for norm in reference.family.norms:
         try:
@@ -77,12 +85,14 @@ def reference_epsilons(evidence: Evidence) -> Iterator[Witness]:
 
 
 def _witnesses(evidence: Evidence) -> Iterator[tuple[str, Witness]]:
-    theirs = their_settings(evidence)
-    if theirs is not None and another_model(evidence, own_settings(evidence), theirs) is None:
+    """Who states an epsilon: no default, and nobody who errs about what model it is, or is the checkpoint itself."""
+    theirs, own = their_settings(evidence), evidence.checkpoint.config
+    itself = own is not None and evidence.question.against == dict(own.values)
+    if theirs is not None and not itself and not differences_of_kind(evidence, own_settings(evidence), theirs):
         for norm in evidence.family.norms:
             told = theirs.settings.get(f"eps.{norm.role}")
             value = None if told is None else as_epsilon(told.value)
-            if told is not None and value is not None:
+            if told is not None and value is not None and not told.defaulted:
                 yield "against", Witness(norm.role, value, told.source)
     yield from (("reference", witness) for witness in reference_epsilons(evidence))
     for norm in evidence.family.norms:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from glassblock.audit.against import another_model, own_settings, their_settings
-from glassblock.audit.epsilon_decision import Witness, decision, key_of, reference_epsilons, same_eps
+from glassblock.audit.epsilon_decision import Witness, contradicted, decision, key_of, reference_epsilons, same_eps
 from glassblock.audit.evidence import EmbeddingEnergy, Evidence
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.config import ConfigFile, as_epsilon, declared_eps
@@ -135,6 +135,8 @@ def _settled(evidence: Evidence, roles: Sequence[str], mine: float, other: _Stat
     """The value that a third source bears out, and the key of config.json that states the other one."""
     if other.party == "reference":
         witness = Witness(roles[0], other.value, other.source)
+        if any(contradicted(evidence, witness._replace(role=role), but="reference") for role in roles):
+            return {}
     else:
         witness = decision(evidence, roles, (mine, other.value), but=other.party)
     if witness is None:

@@ -1,7 +1,9 @@
 """What a checkpoint is to a reference, told from all that differs between the two."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 
 from glassblock.audit.reference_types import FORM_KINDS, Difference
 from glassblock.wire.audits import Relation
@@ -22,7 +24,14 @@ _OTHER_NUMBERS = frozenset({"differs", "unrelated", "shape"})
 
 
 def relation_of(
-    differences: Sequence[Difference], *, mapped: int, matrices: int, misshapen: int, layers: int, lacking: int
+    differences: Sequence[Difference],
+    *,
+    mapped: int,
+    matrices: int,
+    misshapen: int,
+    layers: int,
+    lacking: int,
+    changes: str,
 ) -> tuple[Relation, str]:
     """The relation, and the same in a sentence.
 
@@ -33,6 +42,7 @@ def relation_of(
         misshapen: Those of these whose counterpart has another shape.
         layers: Layers that have some.
         lacking: Tensors on either side without a counterpart, but for buffers.
+        changes: What training changed, in words.
     """
     if not mapped or not matrices:
         return "unanswered", "no tensor has a counterpart by name, by its part in the model or by its bytes"
@@ -48,23 +58,68 @@ def relation_of(
         told = f"of {matrices} matrices {len(wide)} differ, with a median cosine of {median(cosines):.2g}"
         return "other-model", f"another model of the same shapes: {told}"
     function = [found for found in differences if found.kind not in FORM_KINDS]
+    form = _form(differences)
     if not function and not lacking:
-        kinds = ", ".join(dict.fromkeys(found.kind for found in differences))
-        same = "form" if kinds else "identical"
-        return same, f"the same model in another form ({kinds})" if kinds else f"all {mapped} tensors are equal"
+        if not differences:
+            return "identical", f"all {mapped} tensors are equal"
+        return "form", f"the same model in another form: {form}"
     touched = {layer for layer, _ in wide if layer is not None}
+    beside = f"; in form: {form}" if form else ""
     if cosines and min(cosines) >= CLOSE and len(touched) >= MOST_LAYERS * max(layers, 1):
-        told = f"{len(wide)} of {matrices} matrices differ, with cosines from {min(cosines):.4f}"
-        return "fine-tune", f"a version of the same model: {told}{_of_another_kind(function)}"
-    return (
-        "function",
-        f"the same model, but for {_counted(len(function), 'difference')}{_where(function, layers, lacking)}",
-    )
+        told = f"{changes}; cosines from {min(cosines):.6g}"
+        return "fine-tune", f"the same model, trained on: {told}{_of_another_kind(function)}{beside}"
+    if function and all(found.kind == "differs" and (found.cosine or 0.0) >= CLOSE for found in function):
+        lost = f"; {_counted(lacking, 'tensor')} without a counterpart" if lacking else ""
+        return "function", f"the same model, trained on in places: {changes}{lost}{beside}"
+    what = _named(function) or _counted(len(function), "difference")
+    return "function", f"the same model, but for {what}{_where(function, layers, lacking)}{beside}"
+
+
+_FORM_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "dtype": "dtype",
+        "rounded": "rounding",
+        "permuted": "order of neurons",
+        "experts-reordered": "order of experts",
+        "padded": "neurons of zeros",
+        "offset-folded": "the 1 of the norms",
+        "layout": "layout",
+        "tied": "the head's own copy of the embedding",
+    }
+)
+_FUNCTION_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "swapped": "gate and up exchanged",
+        "fused-order": "gate and up exchanged",
+        "fused-layout": "fused rows in another layout",
+        "mispaired": "neurons in different orders",
+        "transposed": "axes exchanged",
+        "offset": "gains that are off by 1",
+        "role": "norms in other roles",
+        "unrelated": "unrelated numbers",
+        "differs": "other numbers",
+        "shape": "other shapes",
+        "experts-exchanged": "experts exchanged without their router",
+    }
+)
+
+
+def _form(differences: Sequence[Difference]) -> str:
+    """What is otherwise of the form alone: `names, dtype, order of neurons`."""
+    kinds = {found.kind for found in differences}
+    named = ["names"] if any(set(found.here) - set(found.there) for found in differences) else []
+    return ", ".join(named + [words for kind, words in _FORM_WORDS.items() if kind in kinds])
+
+
+def _named(function: Sequence[Difference]) -> str:
+    """The kinds of differences and how many there are of each."""
+    counts = Counter(_FUNCTION_WORDS[found.kind] for found in function)
+    return ", ".join(f"{words} ({count})" for words, count in counts.items())
 
 
 def _of_another_kind(function: Sequence[Difference]) -> str:
-    named = sum(found.kind not in _OTHER_NUMBERS for found in function)
-    return f", and {_counted(named, 'difference')} of another kind" if named else ""
+    named = _named([found for found in function if found.kind not in _OTHER_NUMBERS])
+    return f"; beside that {named}" if named else ""
 
 
 def _where(function: Sequence[Difference], layers: int, lacking: int) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from glassblock.audit.readable import unreadable
 from glassblock.audit.reference_bytes import ByteEquality
+from glassblock.audit.reference_changes import changed_ranks, changes_in_words
 from glassblock.audit.reference_map import Key, Part, heads_of, known_alike, layer_of_key, parts_of
 from glassblock.audit.reference_networks import (
     Verdict,
@@ -170,13 +171,17 @@ class _Comparison:
             name for name in only_here if not _is_buffer(name)
         ]
         matrices = [key for key in self.mapped if mine[key].shape[1] > 1]
+        layers = len({layer_of_key(key) for key in matrices} - {None})
+        changed = [found for found in self.differences if found.kind == "differs" and (found.cosine or 0.0) >= CLOSE]
+        ranks = changed_ranks(changed, mine, its, self.meter)
         relation, words = relation_of(
             self.differences,
             mapped=len(self.mapped),
             matrices=len(matrices),
             misshapen=sum(key in self.misshapen for key in matrices),
-            layers=len({layer_of_key(key) for key in matrices} - {None}),
+            layers=layers,
             lacking=len(lacking),
+            changes=changes_in_words(changed, ranks, mapped=len(self.mapped), layers=layers),
         )
         differences = () if relation in ("other-model", "unanswered") else tuple(self.differences)
         family = self.reference.family
@@ -264,6 +269,7 @@ class _Comparison:
                 None if likeness is None or math.isnan(likeness.cosine) else likeness.cosine,
                 0 if likeness is None else likeness.elements,
                 add,
+                key,
             )
         )
 
@@ -286,7 +292,7 @@ class _Comparison:
         noise = NOISE_SIGMAS / math.sqrt(max(likeness.elements, 1))
         far = likeness.elements >= LEAST_ELEMENTS and here.shape[1] > 1 and abs(likeness.cosine) < max(noise, 1e-3)
         kind: FunctionKind = "unrelated" if far else "differs"
-        words = f"cosine {likeness.cosine:.3g}, relative difference {likeness.relative_difference:.3g}"
+        words = f"changed by {100 * likeness.relative_difference:.3g} % (cosine {likeness.cosine:.6g})"
         self._add(kind, words, key, here, there, proved=False)
 
     def _is_transposed(self, here: Part, there: Part) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from glassblock.audit.reference_map import Key
 from glassblock.checkpoint.layers import Expert
 from glassblock.wire.audits import Relation
 
@@ -31,6 +32,7 @@ class Difference:
         cosine: Of the angle between the two.
         elements: How many numbers were compared.
         add: What brings a gain back.
+        key: What the first of the tensors is in the model.
     """
 
     kind: FormKind | FunctionKind
@@ -44,6 +46,7 @@ class Difference:
     cosine: float | None = None
     elements: int = 0
     add: float | None = None
+    key: Key = ()
 
 
 FORM_KINDS: frozenset[str] = frozenset(

@@ -1,6 +1,6 @@
 """Rules about the numbers of tensors, and about tensors that a family needs and does not get."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from glassblock.audit.evidence import Evidence, Need
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
@@ -113,9 +113,9 @@ def _zero_shares(evidence: Evidence) -> Iterator[Found]:
 
 def _is_zero_in(numbers: NeuronNumbers, role: str) -> bool:
     """Whether every neuron is zero in a projection, of which the numbers tell no spread then, nor of a single one."""
-    spread: Mapping[str, float | None] = numbers.spread
-    zero: Mapping[str, int] = numbers.zero
-    return role in spread and spread[role] is None and zero[role].bit_count() != numbers.neurons - 1
+    without_spread = {str(name) for name, spread in numbers.spread.items() if spread is None}
+    all_but_one = {str(name) for name, bits in numbers.zero.items() if bits.bit_count() == numbers.neurons - 1}
+    return role in without_spread - all_but_one
 
 
 def _identities(evidence: Evidence) -> Iterator[tuple[int, tuple[str, ...]]]:

@@ -18,7 +18,7 @@ class TensorSketch:
     """The values and the grain of a tensor, or of a part of one.
 
     Attributes:
-        values: Counts, extremes and moments.
+        values: Counts, extremes and the sum of squares.
         grain: On which grids the numbers lie; of dtypes other than F64, F32, F16 and BF16 nothing is said.
     """
 
@@ -45,7 +45,7 @@ class TensorSketch:
         return TensorSketch(self.values.joined(after.values), self.grain.joined(after.grain))
 
 
-SKETCH_VERSION = 1
+SKETCH_VERSION = 2
 """Raised whenever the same bytes would give other numbers."""
 
 

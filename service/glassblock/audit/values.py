@@ -26,8 +26,8 @@ class TensorValues:
             no such numbers.
         least, most: The extremes of those that are finite, where the dtype is one of real floating-point numbers; None
             where there is none.
-        total, square_sum: Sums of the numbers and of their squares, from float32 sums over pieces; not finite where a
-            number is not. 0 for other dtypes.
+        square_sum: Sum of their squares, from float32 sums over pieces; not finite where a number is not. 0 for other
+            dtypes.
     """
 
     elements: int = 0
@@ -37,7 +37,6 @@ class TensorValues:
     subnormal: int = 0
     least: float | None = None
     most: float | None = None
-    total: float = 0.0
     square_sum: float = 0.0
 
     @property
@@ -72,7 +71,6 @@ class TensorValues:
             subnormal=self.subnormal + after.subnormal,
             least=_least(self.least, after.least),
             most=_most(self.most, after.most),
-            total=self.total + after.total,
             square_sum=self.square_sum + after.square_sum,
         )
 
@@ -84,15 +82,11 @@ def values_of(piece: Shaped[Tensor, " n"], wide: Shaped[Tensor, " n"] | None = N
     counts = number_counts(piece)
     wide = piece.to(torch.promote_types(piece.dtype, torch.float32)) if wide is None else wide
     if counts is None:
-        return _of_numbers(wide, torch.finfo(piece.dtype).smallest_normal, moments=True)
-    total = square_sum = 0.0
-    if counts.zero < piece.numel():
-        total, square_sum = _moments(wide)
-        if not math.isfinite(square_sum):  # squares beyond float32
-            total, square_sum = _moments(wide.double())
-    return TensorValues(
-        piece.numel(), 0, None, counts.zero, counts.subnormal, counts.least, counts.most, total, square_sum
-    )
+        return _of_numbers(wide, torch.finfo(piece.dtype).smallest_normal, squares=True)
+    square_sum = _square_sum(wide) if counts.zero < piece.numel() else 0.0
+    if not math.isfinite(square_sum):  # squares beyond float32
+        square_sum = _square_sum(wide.double())
+    return TensorValues(piece.numel(), 0, None, counts.zero, counts.subnormal, counts.least, counts.most, square_sum)
 
 
 def coordinates(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -114,10 +108,10 @@ def _of_another_dtype(piece: Tensor) -> TensorValues:
         # A number of these dtypes is zero when all its bytes are.
         return TensorValues(count, zeros=count - nonzero_count(piece.view(_WHOLE[piece.dtype.itemsize])))
     normal = torch.finfo(piece.dtype).smallest_normal if piece.dtype in _WITH_SUBNORMALS else 0.0
-    return _of_numbers(piece.to(torch.float32), normal, moments=False)
+    return _of_numbers(piece.to(torch.float32), normal, squares=False)
 
 
-def _of_numbers(wide: Tensor, normal: float, *, moments: bool) -> TensorValues:
+def _of_numbers(wide: Tensor, normal: float, *, squares: bool) -> TensorValues:
     """Numbers some of which may be infinite or NaN, one property after the other."""
     finite = wide.isfinite()
     some, bad = wide[finite], ~finite
@@ -125,12 +119,12 @@ def _of_numbers(wide: Tensor, normal: float, *, moments: bool) -> TensorValues:
     zeros = int((magnitudes == 0).sum())
     extremes = (float(some.min()), float(some.max())) if some.numel() else (None, None)
     subnormal = int((magnitudes < normal).sum()) - zeros if normal else 0
-    sums = _moments(wide) if moments else (0.0, 0.0)
-    return TensorValues(wide.numel(), int(bad.sum()), _first(bad), zeros, subnormal, *extremes, *sums)
+    square_sum = _square_sum(wide) if squares else 0.0
+    return TensorValues(wide.numel(), int(bad.sum()), _first(bad), zeros, subnormal, *extremes, square_sum)
 
 
-def _moments(wide: Tensor) -> tuple[float, float]:
-    return float(wide.sum()), float(torch.dot(wide, wide))
+def _square_sum(wide: Tensor) -> float:
+    return float(torch.dot(wide, wide))
 
 
 def _first(bad: Bool[Tensor, " n"]) -> int | None:

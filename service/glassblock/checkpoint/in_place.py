@@ -36,7 +36,7 @@ def write_in_place(draft: Draft, *, wrote: Callable[[str], None] = lambda _name:
     Raises:
         InvalidValue: More than that differs, a backup of an earlier change is there, or the disk refuses.
         AccessRefused: A file is a link, or has several names.
-        DamagedCheckpoint: A file was changed meanwhile.
+        DamagedCheckpoint: A file was changed meanwhile; or the disk refused midway, and what was changed stands.
     """
     directory = draft.checkpoint.contents.directory
     if not draft.in_place:
@@ -48,6 +48,7 @@ def write_in_place(draft: Draft, *, wrote: Callable[[str], None] = lambda _name:
         )
     kinds: dict[str, _Kind] = dict.fromkeys(draft.files, "header")
     kinds |= {name: "text" if os.path.lexists(directory / name) else "new" for name in draft.texts}
+    _require_writable(directory)
     before = {name: _before(draft, directory, name) for name, kind in kinds.items() if kind != "new"}
     for name, raw in before.items():
         refuse_link(directory / name)
@@ -56,7 +57,7 @@ def write_in_place(draft: Draft, *, wrote: Callable[[str], None] = lambda _name:
             raise InvalidValue(
                 f"{backup.name} is there, of an earlier change", field="in_place", hint="Move it away, or use --output."
             )
-    begun = False
+    begun = done = False
     try:
         for name, raw in before.items():
             _put(directory / f"{name}{BACKUP_MARK}", raw)
@@ -68,14 +69,41 @@ def write_in_place(draft: Draft, *, wrote: Callable[[str], None] = lambda _name:
             else:
                 _put(directory / name, draft.texts[name])
             wrote(name)
+        done = True
         _remove(directory / JOURNAL)
     except BaseException as error:
-        _undo(directory, kinds, begun=begun)
+        _undo_or_tell(directory, kinds, begun=begun, done=done)
         if isinstance(error, OSError):
             words = os.strerror(error.errno) if error.errno else str(error)
             raise InvalidValue(f"it cannot be written in place: {words}", field="in_place") from error
         raise
     return tuple(f"{name}{BACKUP_MARK}" for name in before)
+
+
+def _require_writable(directory: Path) -> None:
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InvalidValue(
+            f"{directory.name} may not be written", field="in_place", hint="Use --output in place of --in-place."
+        )
+
+
+def _undo_or_tell(directory: Path, kinds: dict[str, _Kind], *, begun: bool, done: bool) -> None:
+    """Undo what was begun; where the disk refuses that as well, say what stands."""
+    try:
+        _undo(directory, kinds, begun=begun)
+    except OSError as error:
+        words = os.strerror(error.errno or 0)
+        if begun and interrupted(directory):
+            raise DamagedCheckpoint(
+                f"a change in place was broken off, and could not be undone: {words}",
+                file=JOURNAL,
+                hint="`glassblock fix --in-place` brings everything back once the folder can be written.",
+            ) from error
+        if done:
+            raise DamagedCheckpoint(
+                f"the change in place stands whole, but the disk refused what follows it: {words}",
+                hint="Look at the disk, and audit the checkpoint again.",
+            ) from error
 
 
 def interrupted(directory: Path) -> bool:

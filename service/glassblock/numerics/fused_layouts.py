@@ -59,7 +59,7 @@ def candidate_groups(neurons: int, declared: int = 1) -> tuple[int, ...]:
 
 def split_groups(fused: Shaped[Tensor, "two_m *d"], groups: int) -> tuple[Tensor, Tensor]:
     """The first and the second halves of the groups, `[m, d]` each, neurons in order: views of one group or of m."""
-    parts = fused.unflatten(0, (groups, 2, len(fused) // (2 * groups)))
+    parts = fused.reshape(groups, 2, len(fused) // (2 * groups), *fused.shape[1:])
     return parts[:, 0].flatten(0, 1), parts[:, 1].flatten(0, 1)
 
 

@@ -162,6 +162,8 @@ def _is_cast(source: Tensor, made: Tensor, chain: tuple[torch.dtype, ...]) -> bo
 
 def _is_shifted(one: Tensor, other: Tensor, first: torch.dtype, second: torch.dtype, shift: float) -> bool:
     """Whether one - other is `shift` in every element, as far as the dtypes that hold them can tell."""
-    up = (other + shift).to(first)
-    down = (one - shift).to(second)
-    return bool((up == one.to(first)).all()) or bool((down == other.to(second)).all())
+    # Added in float32 and rounded once, or in the dtype of the source and rounded once more to that of the copy.
+    for moved, made, own, source in ((other + shift, one, first, second), (one - shift, other, second, first)):
+        if any(bool((made.to(own) == way.to(own)).all()) for way in (moved, moved.to(source))):
+            return True
+    return False

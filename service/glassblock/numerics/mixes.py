@@ -119,7 +119,7 @@ def refined(mix: Mix, left: Products, *, whole: float) -> Mix:
 def independent(products: Products) -> tuple[int, ...]:
     """The parents that are none of the mixes of those before them; those that are zero or not finite are none."""
     kept: list[int] = []
-    for number, length in enumerate(products.gram.diagonal().sqrt().tolist()):
+    for number, length in enumerate(map(float, products.gram.diagonal().sqrt())):
         if not (math.isfinite(length) and length > 0):
             continue
         some = products.gram[[*kept, number]][:, [*kept, number]]

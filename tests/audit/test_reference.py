@@ -588,3 +588,87 @@ def test_every_report_for_people_tells_the_relation(name: str, tmp_path: Path) -
     assert "source" in text
     assert "rounded" in text
     assert "exchanged" in text
+
+
+def tuned(
+    *, rank: int | None, layers: tuple[int, ...] = (0, 1), roles: tuple[str, ...] = ("q_proj", "down_proj")
+) -> Edit:
+    """Weights of some roles changed by 5 %, by what an adapter of so many ranks adds or by noise."""
+
+    def edit(tensors: Tensors) -> None:
+        for number, (name, tensor) in enumerate(sorted(tensors.items())):
+            if not any(f".{layer}." in name for layer in layers) or not any(role in name for role in roles):
+                continue
+            generator = torch.Generator().manual_seed(number)
+            if rank is None:
+                delta = torch.randn(tensor.shape, generator=generator)
+            else:
+                delta = torch.randn(tensor.shape[0], rank, generator=generator)
+                delta = delta @ torch.randn(rank, tensor.shape[1], generator=generator)
+            tensors[name] = tensor + delta * (0.05 * tensor.norm() / delta.norm())
+
+    return edit_tensors(edit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fine_tune_is_told_in_a_line_with_the_rank_of_a_merged_adapter(dtype: torch.dtype, tmp_path: Path) -> None:
+    source = broken("llama", tmp_path / "there", cast(dtype, torch.float32))
+    here = broken("llama", tmp_path / "here", cast(dtype, torch.float32), tuned(rank=3), cast(dtype))
+    cast(dtype)(source)
+    report, reference = compared(here, source)
+    assert (reference.relation, report.verdict) == ("fine-tune", "pass")
+    assert "its numbers changed: 4 of 21 tensors, in 2 of 2 layers: " in reference.words
+    for role in ("query", "down"):
+        assert f"{role} by 5 % (rank 3 in 2 of 2 looked at)" in reference.words
+    assert "rank" not in "".join(found.words for found in reference.function)
+
+
+def test_what_is_changed_by_noise_has_no_rank_and_is_told_by_role(tmp_path: Path) -> None:
+    source = healthy_checkpoint("llama", tmp_path / "there")
+    here = broken("llama", tmp_path / "here", tuned(rank=3, roles=("q_proj",)), tuned(rank=None, roles=("up_proj",)))
+    _, reference = compared(here, source)
+    assert reference.relation == "fine-tune"
+    assert "query by 5 % (rank 3 in 2 of 2 looked at)" in reference.words
+    assert reference.words.count("rank") == 1
+    assert "up by 5 %" in reference.words
+
+
+def test_changed_in_places_says_where(tmp_path: Path) -> None:
+    source = healthy_checkpoint("llama", tmp_path / "there")
+    here = broken("llama", tmp_path / "here", tuned(rank=None, layers=(1,)))
+    _, reference = compared(here, source)
+    assert reference.relation == "function"
+    assert "its numbers changed in places: 2 of 21 tensors, in 1 of 2 layers: " in reference.words
+    assert all("changed by 5 % (cosine 0.998" in found.words for found in reference.function)
+
+
+def test_a_conversion_is_told_in_a_line(tmp_path: Path) -> None:
+    source = broken("llama", tmp_path / "there", cast(torch.bfloat16))
+    neurons = changed(
+        gate_proj=lambda weight: weight[SHUFFLED],
+        up_proj=lambda weight: weight[SHUFFLED],
+        down_proj=lambda weight: weight[:, SHUFFLED],
+    )
+    here = broken("llama", tmp_path / "here", cast(torch.bfloat16), neurons, cast(torch.float32))
+    _, reference = compared(here, source)
+    assert (reference.relation, reference.words) == ("form", "the same model in another form: dtype, order of neurons")
+    changed(gate_proj=lambda weight: weight * 0)(here)
+    _, reference = compared(here, source)
+    assert reference.relation == "function"
+    assert reference.words.endswith("; in form: dtype")
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_gains_less_one_are_known_though_two_dtypes_rounded_them(narrow: torch.dtype, tmp_path: Path) -> None:
+    """One taken away in the dtype of the source, and then cast to another one."""
+    source = broken("llama", tmp_path / "there", cast(torch.bfloat16))
+
+    def less_one(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = (tensor - 1 if "norm" in name else tensor).to(narrow)
+
+    here = broken("llama", tmp_path / "here", cast(torch.bfloat16), edit_tensors(less_one))
+    report, reference = compared(here, source)
+    assert {finding.rule for finding in report.findings} == {"norm/offset"}
+    assert all(finding.certainty == "proved" for finding in report.findings)
+    assert "but for gains that are off by 1 (5) in 2 of 2 layers" in reference.words

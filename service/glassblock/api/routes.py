@@ -107,6 +107,14 @@ def _work(endpoint: Endpoint[Any, Any], lane: Literal["heavy", "long"] = "heavy"
     return Route(endpoint, work_of(endpoint), lane, kept)
 
 
+def _audits(call: Call) -> Reply[Any]:
+    """A page of them; an operation that no job can be is a mistake, and no empty page."""
+    wanted = call.message.operation
+    if wanted is not None and wanted not in WORKS:
+        raise InvalidValue(f"no job does {wanted!r}", field="operation", known=tuple(WORKS), hint="name one, or none")
+    return Reply(call.service.audits.listed(call.message))
+
+
 def _audit_report(call: Call) -> Response:
     stored = call.service.audits.report(call.path("id"))
     return answer_report(stored, wanted=call.http.query_params.get("format"), headers=call.http.headers)
@@ -162,7 +170,7 @@ ROUTES: Mapping[str, Route] = _table(
     Route(wire.BUDGETS, lambda call: call.operations.budgets(call.message), kept=True),
     Route(wire.PLAN, lambda call: call.operations.plan(call.message)),
     Route(wire.START_AUDIT, job_of(wire.START_AUDIT), "jobs"),
-    Route(wire.AUDITS, lambda call: Reply(call.service.audits.listed(call.message)), "jobs"),
+    Route(wire.AUDITS, _audits, "jobs"),
     Route(wire.AUDIT, lambda call: Reply(call.service.audits.get(call.path("id"))), "jobs"),
     Route(wire.AUDIT_EVENTS, _audit_events, "jobs"),
     Route(wire.AUDIT_REPORT, _audit_report, "jobs"),

@@ -118,7 +118,8 @@ def in_words(judged: Judged) -> str:
     mean, error, count = judged.difference
     noise = "" if error is None else f" ± {error:.2g}"
     moves = "rises" if mean > 0 else "falls"
-    doubt = ", which is within the noise" if judged.reading == "undecided" else ""
+    told = judged.reading != "undecided"
+    doubt = "" if told else f", which is {'no more than chance' if judged.by_chance else 'within the noise'}"
     change = f"{moves} by {abs(mean):.3g}{noise} nats" if mean else "stays as it is"
     return f"{judged.hypothesis.words}: the mean log-likelihood {change} over {count:,} tokens{doubt}"
 
@@ -168,5 +169,13 @@ def _notes(study: BehaviourStudy) -> Iterator[str]:
                 yield f"The weights leave it open, and the text prefers it otherwise. {in_words(judged)}."
             case _:
                 continue
+    no_witness = [judged.hypothesis.words for judged in study.judged if judged.by_chance]
+    if no_witness:
+        more = f" and {len(no_witness) - 3:,} more" if len(no_witness) > 3 else ""
+        yield (
+            f"No witness of {'; '.join(no_witness[:3])}{more}: even as it prefers, the text is no likelier than where "
+            f"every token is as likely as any other ({study.chance:.3f} nats). It is unlike anything that the model "
+            "was trained on, or more than this is broken."
+        )
     if any(judged.hypothesis.weights == "exchanged" for judged in study.judged):
         yield "Every hypothesis was asked alone, with the other convicted layers as they stand: repair, and ask again."

@@ -39,6 +39,9 @@ FORWARD_PASSES = 32.0
 CHEAP_FLOPS = 2e11
 """Layers that the weights do not suspect are asked about while all of it stays below: some ten seconds of two cores."""
 
+MOST_TOKENS = 4096
+"""Looked at, of all texts together: attention grows with their square, and hypotheses repeat it."""
+
 STATES_BYTES = 256 << 20
 """Of the hypotheses' states held at once; one hypothesis is always asked."""
 
@@ -69,6 +72,7 @@ def behaviour_study(
         InvalidValue: More tokens than the model has positions.
     """
     checkpoint = evidence.checkpoint
+    whole, token_ids = token_ids, looked_at(token_ids)
     texts = 1 if token_ids.ndim == 1 else token_ids.shape[0]
     nothing = BehaviourStudy(texts, texts * (token_ids.shape[-1] - 1))
 
@@ -101,6 +105,9 @@ def behaviour_study(
     mean = float(declared.double().mean())
     if not math.isfinite(mean):
         return _silent(nothing, f"the mean log-likelihood of the text is {mean}: the model computes no numbers")
+    if whole.numel() > token_ids.numel():
+        told = f"{whole.numel() - token_ids.numel():,} tokens of the text after the first {token_ids.numel():,}"
+        left_out.append(LeftOut(told, f"{MOST_TOKENS:,} tokens are the bound: ask with another part of it"))
     faults += [
         LeftOut(hypothesis.words, found.message)
         for hypothesis, found in zip(hypotheses, others, strict=True)
@@ -113,16 +120,26 @@ def behaviour_study(
     ]
     needed = NormalDist().inv_cdf(1 - ALPHA / 2 / max(1, len(asked)))
     count = layer_count(checkpoint)
+    embedding = embedding_entry(checkpoint)
+    chance = -math.inf if embedding is None else -math.log(embedding.shape[0])
+    enough = observations(token_ids) >= FEWEST_TOKENS
     return BehaviourStudy(
         texts,
         declared.numel(),
         mean,
-        tuple(_judged(asked, declared, needed, enough=observations(token_ids) >= FEWEST_TOKENS)),
+        tuple(_judged(asked, declared, needed, chance=chance, enough=enough)),
         (*left_out, *faults),
         1 + sum((count - hypothesis.first) / count for hypothesis in hypotheses),
         None if evidence.question.certify else FORWARD_PASSES,
         needed,
+        chance=chance,
     )
+
+
+def looked_at(token_ids: Int[Tensor, "*batch tokens"]) -> Int[Tensor, "*fewer first"]:
+    """The tokens that are asked about: the first of each text, and of many texts the first."""
+    first = token_ids[..., :MOST_TOKENS]
+    return first if first.ndim == 1 else first[: max(1, MOST_TOKENS // first.shape[-1])]
 
 
 def check_text(checkpoint: Checkpoint, token_ids: Int[Tensor, "*batch tokens"]) -> None:
@@ -202,15 +219,21 @@ def observations(token_ids: Int[Tensor, "*batch tokens"]) -> int:
 
 
 def _judged(
-    asked: Sequence[tuple[Hypothesis, Tensor]], declared: Tensor, needed: float, *, enough: bool
+    asked: Sequence[tuple[Hypothesis, Tensor]], declared: Tensor, needed: float, *, chance: float, enough: bool
 ) -> Iterable[Judged]:
+    uniform = torch.full_like(declared, chance)
     for hypothesis, found in asked:
         difference = paired_difference(found, declared)
+        reading = reading_of(difference, needed) if enough else "undecided"
+        # Whatever flattens the logits makes nonsense likelier, up to all tokens alike: that is no model of the text.
+        preferred = found if reading == "better" else declared
+        beyond = reading_of(paired_difference(preferred, uniform), needed) == "better"
+        by_chance = reading != "undecided" and math.isfinite(chance) and not beyond
         yield Judged(
             hypothesis,
             float(found.double().mean()),
             difference,
-            reading_of(difference, needed) if enough else "undecided",
+            "undecided" if by_chance else reading,
             tuple(
                 other
                 for other, its in asked
@@ -219,6 +242,7 @@ def _judged(
                 and not (set(other.layers) ^ set(hypothesis.layers) if other.layers else False)
                 and reading_of(paired_difference(its, found), needed) == "undecided"
             ),
+            by_chance,
         )
 
 

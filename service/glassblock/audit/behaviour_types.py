@@ -61,6 +61,7 @@ class Judged:
         difference: How much higher that is than as it stands, token by token.
         reading: Whether that is beyond the noise.
         rivals: Hypotheses of the same kind that the text does not tell from it.
+        by_chance: Whether the text is no witness of it: whichever it prefers, it is no likelier than by chance.
     """
 
     hypothesis: Hypothesis
@@ -68,6 +69,7 @@ class Judged:
     difference: PairedDifference
     reading: Reading
     rivals: tuple[Hypothesis, ...] = ()
+    by_chance: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class BehaviourStudy:
         bound: Most that it may take; None for no bound.
         standard_errors: How many of them a difference must have to be told from noise.
         not_judged: Why the text was not asked at all; None where it was.
+        chance: Mean log-likelihood of a token where every one is as likely as any other, in nats.
     """
 
     texts: int
@@ -95,6 +98,7 @@ class BehaviourStudy:
     bound: float | None = None
     standard_errors: float = 0.0
     not_judged: str | None = None
+    chance: float = 0.0
 
     @property
     def best(self) -> Judged | None:

@@ -111,6 +111,8 @@ def gather(
             tell(sweep.labels.get(entry.name, entry.name))
             sweep.take(entry, ahead.pieces(entry))
             done += entry.bytes
+        # On one thread too: to wake a second one for some ten thousand numbers takes longer than to sort them.
+        embedding = None if sweep.embedding is None else sweep.embedding.energy(sweep.mean_squares)
     judging = question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules)
     for plan, sketch in stored if judging else ():
         tell(f"layer {plan.layer} dequantised")
@@ -140,7 +142,7 @@ def gather(
         unread=MappingProxyType(sweep.unread),
         read_faults=faults,
         gates=gates if _gated(checkpoint) else None,
-        embedding=None if sweep.embedding is None else sweep.embedding.energy(sweep.mean_squares),
+        embedding=embedding,
         head_is_embedding=head_is_embedding,
         equal_copies=copies,
         idle_neurons=MappingProxyType(_idle(screens, weighed, sweep)),

@@ -1,7 +1,7 @@
 """What a checkpoint is to a reference, told from all that differs between the two."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
 
@@ -57,20 +57,41 @@ def relation_of(
     if len(wide) * 2 > matrices and median(cosines) < FAR:
         told = f"of {matrices} matrices {len(wide)} differ, with a median cosine of {median(cosines):.2g}"
         return "other-model", f"another model of the same shapes: {told}"
+    touched = {layer for layer, _ in wide if layer is not None}
+    return _of_one_model(
+        differences,
+        cosines=cosines,
+        touched=touched,
+        layers=layers,
+        lacking=lacking,
+        changes=changes,
+        mapped=mapped,
+    )
+
+
+def _of_one_model(
+    differences: Sequence[Difference],
+    *,
+    cosines: Sequence[float],
+    touched: Collection[int],
+    layers: int,
+    lacking: int,
+    changes: str,
+    mapped: int,
+) -> tuple[Relation, str]:
     function = [found for found in differences if found.kind not in FORM_KINDS]
     form = _form(differences)
     if not function and not lacking:
-        if not differences:
-            return "identical", f"all {mapped} tensors are equal"
-        return "form", f"the same model in another form: {form}"
-    touched = {layer for layer, _ in wide if layer is not None}
+        if differences:
+            return "form", f"the same model in another form: {form}"
+        return "identical", f"all {mapped} tensors are equal"
     beside = f"; in form: {form}" if form else ""
     if cosines and min(cosines) >= CLOSE and len(touched) >= MOST_LAYERS * max(layers, 1):
         told = f"{changes}; cosines from {min(cosines):.6g}"
-        return "fine-tune", f"the same model, trained on: {told}{_of_another_kind(function)}{beside}"
+        return "fine-tune", f"the same model, its numbers changed: {told}{_of_another_kind(function)}{beside}"
     if function and all(found.kind == "differs" and (found.cosine or 0.0) >= CLOSE for found in function):
         lost = f"; {_counted(lacking, 'tensor')} without a counterpart" if lacking else ""
-        return "function", f"the same model, trained on in places: {changes}{lost}{beside}"
+        return "function", f"the same model, its numbers changed in places: {changes}{lost}{beside}"
     what = _named(function) or _counted(len(function), "difference")
     return "function", f"the same model, but for {what}{_where(function, layers, lacking)}{beside}"
 

@@ -4,6 +4,8 @@ A random range of the difference is taken (Halko, Martinsson and Tropp 2011, alg
 rank is the number of its singular values that have to be taken away before no more is left than rounding leaves.
 """
 
+from typing import cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -31,17 +33,20 @@ def low_rank(first: Float[Tensor, "m n"], second: Float[Tensor, "m n"], *, seed:
         first, second: Two weights, or the same rows of both.
         seed: Of the random range.
     """
-    difference = first.to(torch.float32) - second.to(torch.float32)
+    difference = first.to(torch.float64) - second.to(torch.float64)  # float32's rounding is far below its own sums
     most = min(MOST_RANK, min(difference.shape) // 4)
-    total = float(difference.square().sum(dtype=torch.float64))
+    total = float(difference.square().sum())
     noise = rounding_noise(first) + rounding_noise(second)
     if most < 1 or not total > _LEAST_SIGNAL**2 * noise:
         return None
     generator = torch.Generator().manual_seed(seed)
-    probes = torch.randn(difference.shape[1], most, generator=generator).to(difference.device)
+    probes = torch.randn(difference.shape[1], most, generator=generator, dtype=torch.float64).to(difference.device)
     basis: Tensor = torch.linalg.qr(difference @ probes).Q
     basis = torch.linalg.qr(difference @ (difference.T @ basis)).Q
     values: Tensor = torch.linalg.svdvals(basis.T @ difference)
-    left = total - values.double().square().cumsum(0)
-    enough = (left <= _ABOVE**2 * noise).nonzero()
-    return int(enough[0]) + 1 if len(enough) else None
+    left = total
+    for rank, value in enumerate(cast("list[float]", values.tolist()), start=1):
+        left -= value * value
+        if left <= _ABOVE**2 * noise:
+            return rank
+    return None

@@ -164,7 +164,7 @@ def _looked_at(x: Tensor, rms: Norm, layer: Norm, watch: Watch) -> dict[str, Ten
     rows = x.reshape(-1, d)
     found: dict[str, Tensor] = {}
     done = 0
-    for group in rows.split(max(1, ELEMENTS_AT_ONCE // d)):
+    for group in cast("tuple[Tensor, ...]", rows.split(max(1, ELEMENTS_AT_ONCE // d))):
         watch.at(done, len(rows), "rows")
         for name, values in _of_rows(group, rms, layer).items():
             if values.ndim == 0:  # about eps, and no row

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from pydantic import ValidationError
 from torch import Tensor
 
-from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES
+from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES, looked_at
 from glassblock.checkpoint.entries import DTYPE_BITS
 from glassblock.checkpoint.fitting import Sizes
 from glassblock.checkpoint.layer_map import embedding_entry, head_entry, layer_tensors, whole_layer_tensors
@@ -576,7 +576,7 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
         return _planned(total, cost)
     try:
         checkpoint.require_usable()
-        entered = _text_input(checkpoint, ids)
+        entered = _text_input(checkpoint, looked_at(ids))
         once, read = _text(checkpoint, entered, None)
     except GlassblockError:  # such a model is not asked, and the report says why
         return _planned(total, cost)

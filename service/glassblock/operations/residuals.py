@@ -157,7 +157,7 @@ def rows_at_once(width: int, hidden: int) -> int:
 def _dense(sublayer: _Sublayer, wiring: Wiring, watch: Watch) -> Tensor:
     hidden = sublayer.width if isinstance(sublayer.function, Tensor) else sublayer.function.width
     rows = sublayer.x.reshape(-1, sublayer.width)
-    pieces = rows.split(rows_at_once(sublayer.width, hidden))
+    pieces = cast("tuple[Tensor, ...]", rows.split(rows_at_once(sublayer.width, hidden)))
     if len(pieces) == 1:
         return residual_jacobian(sublayer.x, sublayer.function, wiring)
     jacobians: Tensor | None = None

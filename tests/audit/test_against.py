@@ -219,6 +219,15 @@ def test_the_order_that_a_kernel_wants(order: Any, tmp_path: Path) -> None:
     assert audited(tmp_path, EQUAL["vllm or sglang"] | {"fused_order": "up_gate"}).verdict == "fail"
 
 
+def test_blocks_that_another_engine_reads_are_compared_with_those_of_the_row(tmp_path: Path) -> None:
+    healthy_checkpoint("phi3", tmp_path)
+    (finding,) = audited(tmp_path, {"fused_arrangement": "blocks-4"}).findings
+    assert (finding.rule, finding.certainty) == ("ffn/fused-order", "conflict")
+    assert "blocks-4" in finding.message
+    assert audited(tmp_path, {"fused_arrangement": "blocks-1"}).findings == ()
+    assert audited(tmp_path, {"fused_arrangement": "halves"}).findings == ()
+
+
 def test_an_order_that_is_not_declared_is_undecidable(tmp_path: Path) -> None:
     healthy_checkpoint("phi3", tmp_path)
     report = audited(tmp_path, {"layernorm_epsilon": 1e-5, "swiglu": True})
@@ -315,6 +324,8 @@ HOSTILE: list[tuple[Config, str]] = [
     ({"norms": {"final": 3}, "tied": False}, "norms.final"),
     ({"norms": {}, "colour": 1}, "colour"),
     ({"fused_order": "gate_gate"}, "fused_order"),
+    ({"fused_arrangement": "blocks"}, "fused_arrangement"),
+    ({"fused_arrangement": "blocks-0"}, "fused_arrangement"),
     ({"tied": "yes"}, "tied"),
     ({"sizes": {"hidden": True}}, "sizes.hidden"),
     ({"model_config": {}, "hf_overrides": "{"}, "hf_overrides"),

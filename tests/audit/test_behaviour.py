@@ -204,6 +204,46 @@ def test_a_text_that_repeats_itself_decides_nothing(repeated: str) -> None:
     assert {one.reading for one in behaviour.hypotheses} == {"undecided"}
 
 
+NONSENSE: dict[str, Tensor] = {
+    "every byte in turn": torch.arange(40),
+    "all bytes": torch.arange(256),
+    "backwards": torch.arange(255, 200, -1),
+    **{
+        f"{count} bytes at random": torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(count))
+        for count in (40, 100, 300)
+    },
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+@pytest.mark.parametrize("checkpoint", ["healthy", "relu"])
+def test_nonsense_is_no_witness(case: str, checkpoint: str) -> None:
+    """Whatever flattens the logits makes it likelier by many nats, and no likelier than by chance."""
+    report, behaviour = audited(
+        TRAINED if checkpoint == "healthy" else planted(Declare("hidden_act", "relu")), token_ids=NONSENSE[case]
+    )
+    assert max(one.difference for one in behaviour.hypotheses) > 5
+    assert report.findings == ()
+    assert {one.reading for one in behaviour.hypotheses} == {"undecided"}
+    (told,) = [note for note in behaviour.notes if note.startswith("No witness of ")]
+    assert "(-5.545 nats)" in told, "ln 256"
+    assert not any(note.startswith("Contradiction") for note in behaviour.notes)
+
+
+def test_a_text_is_looked_at_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_TOKENS", 100)
+    _, whole = audited(TRAINED)
+    _, first = audited(TRAINED, token_ids=ids_of()[:100])
+    assert (whole.tokens, whole.mean, whole.hypotheses) == (99, first.mean, first.hypotheses)
+    (left,) = whole.not_asked
+    assert left.words == f"{len(TEXT) - 100} tokens of the text after the first 100"
+    assert "100 tokens are the bound" in left.reason
+    assert first.not_asked == ()
+    _, several = audited(TRAINED, token_ids=ids_of()[:180].reshape(4, 45))
+    assert (several.texts, several.tokens) == (2, 88)
+    assert [left.words for left in several.not_asked] == ["90 tokens of the text after the first 90"]
+
+
 def test_several_texts() -> None:
     rows = ids_of()[:120].reshape(2, 60)
     _, behaviour = audited(TRAINED, token_ids=rows)

@@ -70,8 +70,8 @@ def test_one_exchanged_expert_is_named(family: str, tmp_path: Path) -> None:
     assert finding.fix is not None
 
 
-# Drawn by another seed than elsewhere: with 0 the down columns of one expert of deepseek_v2, which must look like noise,
-# have p = 0.01, as one of a hundred controls has, and that expert alone is left open.
+# Drawn by another seed than elsewhere: with 0 the down columns of one expert of deepseek_v2, which must look like
+# noise, have p = 0.01, as one of a hundred controls has, and that expert alone is left open.
 @pytest.mark.parametrize("family", STORAGES)
 def test_every_expert_exchanged_is_one_finding_that_names_all(family: str, tmp_path: Path) -> None:
     directory = train(tiny_checkpoint(family, tmp_path, tiny=WIDE, seed=1), family=asked(family))

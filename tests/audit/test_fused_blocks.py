@@ -157,7 +157,7 @@ def test_blocks_of_columns_in_a_stack_of_experts_are_read_as_they_are_declared(g
     report = audit_checkpoint(open_checkpoint(directory, family=row))
     assert [finding.rule for finding in report.findings if finding.rule in RULES] == []
     for numbers, expected in zip(numbers_by_layer(report), healthy, strict=True):
-        # In the screens z goes by float32 sums, which are added in the same order here and there, but for the last bits.
+        # The screens' float32 sums of the same numbers, which lie in other places of a piece here and there.
         assert numbers == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 

@@ -96,6 +96,34 @@ def test_random_numbers_leave_it_undecidable(tmp_path: Path) -> None:
     assert all("square" in one.reason and "captured" in one.would_decide for one in row.undecidable)
 
 
+def padded(tensors: dict[str, Tensor], kept: int) -> dict[str, Tensor]:
+    """Squares whose last neurons and last channels are zero, both."""
+    for name, tensor in tensors.items():
+        if ".mlp." in name:
+            tensors[name] = torch.zeros_like(tensor)
+            tensors[name][:kept, :kept] = tensor[:kept, :kept]
+    return tensors
+
+
+@pytest.mark.parametrize("kept", [63, 60, 56, 40])
+def test_padding_of_neurons_and_channels_is_no_orientation(kept: int, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(kept)
+    tensors = {
+        name: torch.randn(tensor.shape, generator=generator) if ".mlp." in name else tensor
+        for name, tensor in square().items()
+    }
+    report = audit_checkpoint(written(tmp_path / "model", TINY_LLAMA, padded(tensors, kept), 64))
+    assert [finding for finding in report.findings if finding.rule == RULE] == []
+
+
+@pytest.mark.parametrize("part", ["down", "up", "gate"])
+def test_what_is_turned_is_found_beside_padding(part: str, tmp_path: Path) -> None:
+    tensors = turned(padded(square(), 56), part)
+    report = audit_checkpoint(written(tmp_path / "model", TINY_LLAMA, tensors, 64))
+    (finding,) = [finding for finding in report.findings if finding.rule == RULE]
+    assert finding.tensors == (f"model.layers.{LAYER}.mlp.{part}_proj.weight",)
+
+
 def test_what_is_not_square_is_not_asked() -> None:
     row = of_rule(audit_checkpoint(TINY_LLAMA))
     assert (row.checked, row.undecidable) == (0, ())

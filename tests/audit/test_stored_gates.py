@@ -157,6 +157,43 @@ def test_a_healthy_model_is_silent_in_every_form(form: str, tmp_path: Path) -> N
     assert report.verdict == "pass"
 
 
+DAMAGE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "a row less": lambda part: part[:-1],
+    "a column less": lambda part: part[:, :-1],
+    "whole numbers": lambda part: part.to(torch.int32),
+}
+DAMAGED = [
+    *((form, "codes", "a row less") for form in FORMS),
+    *((form, "codes", "a column less") for form in FORMS if form != "NF4"),
+    *((form, "scales", "a row less") for form in FORMS),
+    *((form, "scales", "a column less") for form in ("FP8 in blocks", "GPTQ", "AWQ", "MXFP4")),
+    *((form, "scales", "whole numbers") for form in FORMS),
+    *((form, "zeros", kind) for form in ("GPTQ", "AWQ") for kind in ("a row less", "a column less")),
+]
+PLACES = {"codes": ("qweight", "weight_packed", "weight"), "zeros": ("qzeros",)}
+PLACES["scales"] = ("scales", "weight_scale", "weight_scale_inv", "weight.absmax")
+
+
+@pytest.mark.parametrize(("form", "part", "kind"), DAMAGED)
+def test_parts_that_do_not_belong_together_are_an_error(form: str, part: str, kind: str, tmp_path: Path) -> None:
+    directory = quantised(EXAMPLE, tmp_path / "model", form)
+    tensors = load_file(directory / "model.safetensors")
+    network = "model.layers.1.mlp.gate_proj."
+    name = next(network + place for place in PLACES[part] if network + place in tensors)
+    tensors[name] = DAMAGE[kind](tensors[name]).contiguous()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    report = audit_checkpoint(directory)
+    (finding,) = report.findings
+    assert (finding.level, finding.certainty, finding.layer) == ("error", "proved", 1)
+    assert finding.rule in {"config/shape", "quant/scale-missing"}
+    assert all(told.startswith(network) for told in finding.tensors)
+    assert report.verdict == "fail"
+    if kind == "whole numbers":
+        assert f"{name} is stored as I32, where " in finding.message
+        assert finding.evidence["dtype"] == "I32"
+        assert "missing" not in finding.evidence
+
+
 @EVERY_FORM
 def test_a_swap_is_found_in_every_form_and_repaired_by_its_names(form: str, tmp_path: Path) -> None:
     directory = quantised(EXAMPLE, tmp_path / "model", form, exchanged=(1, 2))

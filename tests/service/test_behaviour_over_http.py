@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from client.test_command_line import invoke
+from glassblock.audit.behaviour_study import MOST_TOKENS
 from glassblock.errors import InvalidValue
 from glassblock_client import Client
 
@@ -50,6 +51,15 @@ def test_an_audit_with_a_text_is_quoted(client: Client) -> None:
     assert quoted.peak_bytes >= without.peak_bytes
     with pytest.raises(InvalidValue, match="no token"):
         client.plan("start_audit", {"checkpoint": "llama", "token_ids": []})
+
+
+def test_of_a_long_text_the_part_that_is_looked_at_is_quoted(client: Client) -> None:
+    def quoted(tokens: int) -> tuple[int, int, int]:
+        plan = client.plan("start_audit", {"checkpoint": "llama", "token_ids": [place % 90 for place in range(tokens)]})
+        return plan.bytes_read, plan.peak_bytes, plan.flops
+
+    assert quoted(20_000) == quoted(MOST_TOKENS)
+    assert quoted(MOST_TOKENS)[2] > quoted(MOST_TOKENS // 2)[2]
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

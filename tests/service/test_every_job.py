@@ -140,6 +140,65 @@ def test_what_cannot_be_answered_is_refused_before_it_is_queued(client: Client) 
     assert client.audits().audits[:1] == before
 
 
+_NAN = np.full((3, 48), np.nan, dtype=np.float32)
+_WHOLE = np.ones((3, 48), dtype=np.int32)
+_NARROW = np.ones((3, 47), dtype=np.float32)
+_BLOCK: dict[str, Any] = {"checkpoint": "llama", "layer": 0}
+_LAYERS: dict[str, Any] = {"checkpoint": "llama", "layers": [0]}
+_NORM: dict[str, Any] = {"checkpoint": "llama", "layer": 0, "norm": "ffn_in"}
+UNFIT: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], str]] = {
+    f"{name}: {said}, {kind}": (name, message, {"x": x}, "x")
+    for name, said, message in (
+        ("run_block", "ffn", _BLOCK),
+        ("run_block", "layer", {**_BLOCK, "part": "layer"}),
+        ("run_block", "attention", {**_BLOCK, "part": "attention"}),
+        ("compare_residuals", "block", _BLOCK),
+        ("norm_statistics", "a norm", _NORM),
+        ("norm_statistics", "the final norm", {"checkpoint": "llama", "norm": "final"}),
+        ("jacobians", "block", _LAYERS),
+        ("jacobians", "norm", {**_LAYERS, "part": "norm"}),
+        ("jacobians", "layer", {**_LAYERS, "part": "layer"}),
+    )
+    for kind, x in (("not finite", _NAN), ("whole numbers", _WHOLE), ("too narrow", _NARROW))
+} | {
+    "norm_statistics: gain": ("norm_statistics", {"eps": 1e-5}, {"x": X, "gain": _NARROW[0]}, "gain"),
+    "compare_residuals: matrix": ("compare_residuals", {"eps": 1e-5}, {"x": X, "matrix": _NARROW[:, :3]}, "matrix"),
+    "explain_block: not finite": ("explain_block", _BLOCK, {"x": X, "hidden": np.full((3, 112), np.nan)}, "hidden"),
+    "explain_block: whole numbers": ("explain_block", _BLOCK, {"x": X, "normed": _WHOLE}, "normed"),
+    "explain_block: too narrow": ("explain_block", _BLOCK, {"x": X, "normed": _NARROW}, "normed"),
+    "explain_block: no stage": ("explain_block", _BLOCK, {"x": X, "y": X}, "captures"),
+    "explain_block: nothing": ("explain_block", _BLOCK, {}, "captures"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_tensors_that_no_work_could_take_are_refused_in_both_ways(http: httpx.Client, case: str) -> None:
+    name, message, tensors, field = UNFIT[case]
+    text = json.dumps(message)
+    content = b"".join(framing.frame("request", text, {key: wire_from_array(x) for key, x in tensors.items()}))
+    said = {"Content-Type": framing.MEDIA_TYPE}
+    at_once, later = (
+        http.post(PATHS[name], content=content, headers={**said, **prefer})
+        for prefer in ({}, {"Prefer": "respond-async"})
+    )
+    assert (at_once.status_code, later.status_code) == (422, 422), (at_once.text, later.text)
+    assert at_once.json()["field"] == later.json()["field"] == field
+    assert at_once.json()["detail"] == later.json()["detail"]
+
+
+def test_numbers_of_a_message_are_looked_at_as_well(http: httpx.Client) -> None:
+    message = {**_BLOCK, "x": [[1.0] * 47]}
+    later = http.post(PATHS["run_block"], json=message, headers={"Prefer": "respond-async"})
+    assert (later.status_code, later.json()["field"]) == (422, "x")
+
+
+def test_jobs_of_an_unknown_operation_are_not_an_empty_page(http: httpx.Client) -> None:
+    refused = http.get("/v1/audits", params={"operation": "nope"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "operation")
+    assert set(refused.json()["known"]) == set(WORKS)
+    assert all(http.get("/v1/audits", params={"operation": name}).status_code == 200 for name in WORKS)
+
+
 def test_what_fails_fails_as_it_would_have(client: Client) -> None:
     with pytest.raises(InvalidValue) as at_once:
         client.run_block("llama", 99, x=X)

@@ -86,7 +86,7 @@ def job_of(endpoint: Endpoint[Any, Any]) -> Handler:
     """Queues as a job what an endpoint asks for."""
 
     def start(call: Call) -> Reply[Any]:
-        call.operations.check(call.message)
+        call.operations.check(call.message, call.tensors)
         visit, headers = visit_of(call.http), call.http.headers
         asked = Asked(
             call.message,

@@ -184,7 +184,8 @@ CONFIG_RULES: tuple[Rule, ...] = (
         what="A width, the vocabulary or the number of layers in the config is not that of the tensors.",
         hurts="Loading fails, or a loader that builds from the config leaves tensors out.",
         detection="The shapes of the embedding, the head, the network, the norms and, where the family's attention is "
-        "read, its projections are compared, and layers counted. Neurons that are zero throughout are padding.",
+        "read, its projections are compared, and layers counted; packed codes hold as many bits as their form asks "
+        "for. Neurons that are zero throughout are padding.",
         fooled_by="A config and tensors that are wrong together; more heads, each as much narrower.",
         report="https://github.com/QwenLM/Qwen3/issues/578",
         needs=(),

@@ -78,7 +78,7 @@ def orientation_study(
             continue
         told(layer)
         try:
-            networks = [_loaded(plan, pieces) for plan in group.plans[:_EXPERTS]]
+            networks = [_without_padding(_loaded(plan, pieces)) for plan in group.plans[:_EXPERTS]]
         except (CheckpointUnusable, UnknownCheckpoint) as error:
             unread.append((layer, lost(error)))
             continue
@@ -170,6 +170,21 @@ def _loaded(plan: GatePlan, pieces: Pieces) -> Projections:
         return Projections(gate, up, down)
     fused = _part(weights["fused"], both, channels, pieces, transposed=inner == "in_out")
     return Projections(fused[: len(neurons)], fused[len(neurons) :], down)
+
+
+def _without_padding(network: Projections) -> Projections:
+    """Leaves out the numbers under which a neuron or a channel is zero: padding of both at the end ties them.
+
+    What is left out does not depend on which weight is turned, nor on the order of the other neurons.
+    """
+    gate, up, down = network
+    neurons = gate.any(1) & up.any(1) & down.any(0)
+    channels = gate.any(0) & up.any(0) & down.any(1)
+    kept = neurons & channels.view(-1, len(neurons)).all(0)
+    if int(kept.sum()) < 2:
+        return network
+    wide = kept.repeat(len(channels) // len(kept))
+    return Projections(gate[kept][:, wide], up[kept][:, wide], down[wide][:, kept])
 
 
 _PAIR = ("gate", "up")

@@ -157,13 +157,13 @@ QUANTISATION_RULES: tuple[Rule, ...] = (
         "quant/scale-missing",
         "error",
         "proved",
-        what="A quantised weight lacks a scale or a zero point, or has one of another shape.",
+        what="A quantised weight lacks a scale or a zero point, or has one of another shape or dtype.",
         hurts="The codes are taken for the weights, hundreds of times too large, or the scale is made up.",
-        detection="Beside each tensor of codes the names that its form needs are looked up, and their shapes compared "
-        "with the blocks that the config declares. Codes of 8 bits without any scale, in a file that declares none, "
-        "are a finding where others have scales or where most other layers hold the weight wide, and a warning where "
-        "they reach the end of the format. Integers without a scale are a finding where other layers hold the weight "
-        "wide, else a warning.",
+        detection="Beside each tensor of codes the names that its form needs are looked up, and their dtypes and "
+        "shapes compared with the blocks that the config declares. Codes of 8 bits without any scale, in a file that "
+        "declares none, are a finding where others have scales or where most other layers hold the weight wide, and a "
+        "warning where they reach the end of the format. Integers without a scale are a finding where other layers "
+        "hold the weight wide, else a warning.",
         fooled_by="Codes of 8 bits that were cast without a scale on purpose, and that happen to reach the end.",
         report="https://github.com/unslothai/unsloth/issues/6200",
         needs=("family",),

@@ -14,10 +14,11 @@ from glassblock.numerics.low_rank import low_rank
 LOOKED_AT = 4
 """Tensors of each role whose change is looked at for its rank, evenly spread over the layers."""
 
-MOST_NUMBERS = 1 << 22
+MOST_NUMBERS = 1 << 21
 """Numbers of one of them; of a larger one its first rows, which show the same rank."""
 
-FEWEST_ROWS = 1024
+FEWEST_ROWS = 256
+"""However wide they are. Ranks up to a quarter of the rows are told."""
 
 Ranks = Mapping[str, tuple[int | None, ...]]
 """Of each role, the ranks of the changes that were looked at, None where one is not low."""

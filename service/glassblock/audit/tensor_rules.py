@@ -201,7 +201,9 @@ def misfit_look(*kinds: LayerFaultKind) -> Callable[[Evidence], Iterator[Outcome
         for fault in evidence.misfits:
             if fault.kind in kinds:
                 fix = Fix(action="convert-again", description=fault.hint, tensors=(fault.tensor,))
-                yield Found(fault.message, fault.layer, (fault.tensor,), evidence={"missing": fault.tensor}, fix=fix)
+                there = evidence.checkpoint.entries.get(fault.tensor)
+                facts = {"dtype": there.dtype, "shape": list(there.shape)} if there else {"missing": fault.tensor}
+                yield Found(fault.message, fault.layer, (fault.tensor,), evidence=facts, fix=fix)
         yield Checked(len(evidence.layers))
         for fault in evidence.misfits:
             if fault.kind == "quantised":

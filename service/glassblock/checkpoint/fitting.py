@@ -250,8 +250,10 @@ def _unread(checkpoint: Checkpoint, item: Wanted, fault: StorageFault | None, la
     """The fault of a tensor that is absent, or a weight whose stored form cannot be read."""
     if fault is not None:
         kind: LayerFaultKind = "empty" if fault.kind == "empty" else "quantised"
-        if fault.kind == "scale-missing" or (fault.kind == "misfit" and fault.tensor != fault.entry.name):
+        if fault.kind == "scale-missing":
             kind = "scale-missing"
+        elif fault.kind == "misfit":
+            kind = "shape" if fault.tensor == fault.entry.name else "scale-missing"
         return LayerFault(kind, layer, fault.tensor, fault.entry.file, fault.message, fault.hint)
     return None if item.optional else _missing(checkpoint, item, layer)
 

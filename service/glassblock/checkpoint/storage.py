@@ -74,7 +74,8 @@ class Sought:
         """The shape of a part, which must have one of these numbers of axes."""
         shape = self.parts[role].shape
         if len(shape) not in counts:
-            raise self.misfit(role, f"has {len(shape)} axes where {' or '.join(map(str, counts))} are expected")
+            problem = f"has {len(shape)} axes where {' or '.join(map(str, counts))} are expected"
+            raise self.unclear(problem) if role == "codes" else self.misfit(role, problem)
         return shape
 
     def dtype_of(self, role: str, *codes: str) -> str:
@@ -90,8 +91,13 @@ class Sought:
             shape = list(self.parts[role].shape)
             raise self.misfit(role, f"has the shape {shape} where {list(expected)} is expected ({why})")
 
+    def unclear(self, problem: str) -> Unfit:
+        """Why the codes are none of a form that is known, though they may be sound."""
+        name = self.main.name
+        return Unfit(StorageFault("unknown-form", name, self.main, f"{name} {problem}", REQUANTISE))
+
     def misfit(self, role: str, problem: str) -> Unfit:
-        """What is wrong with one part."""
+        """What is wrong with one part, which the form forbids."""
         name = self.names[role]
         return Unfit(StorageFault("misfit", name, self.main, f"{name} {problem}", REQUANTISE))
 

@@ -35,6 +35,9 @@ def _plan_gptq(sought: Sought) -> Layout:
         return _plan_awq(sought)  # the same names, packed along the other axis
     sought.expect("scale", (groups, rows), why="one column for each row of the weight")
     zeros = sought.axes("zero", 2)
+    if zeros[0] != groups:
+        beside = f"{sought.names['zero']} has the shape {list(zeros)}"
+        raise sought.misfit("scale", f"has the shape {[groups, width]}, but {beside}: both have a row for each group")
     order = sought.parts.get("order")
     columns = None if order is None else sought.axes("order", 1)[0]
     if order is not None:
@@ -54,7 +57,7 @@ def _plan_gptq(sought: Sought) -> Layout:
         fitting = [bits for bits in fitting if bits == declared]
     if len(fitting) != 1:
         told = f"{sought.main.shape} codes and {zeros} zero points for {(groups, width)} scales"
-        raise sought.misfit("codes", f"shows no number of bits: {told}")
+        raise sought.unclear(f"shows no number of bits: {told}")
     (bits,) = fitting
     columns = words * 32 // bits if columns is None else columns
     size = _group_size(sought, columns, groups) if order is None else max(1, -(-columns // groups))

@@ -101,7 +101,8 @@ def stored_weight(
     except Unfit as unfit:
         return unfit.fault
     except (CheckpointUnusable, UnknownCheckpoint) as error:
-        return StorageFault("misfit", error.tensor or sought.main.name, sought.main, error.message, error.hint or "")
+        kind = "unknown-form" if error.tensor in {None, sought.main.name} else "misfit"
+        return StorageFault(kind, error.tensor or sought.main.name, sought.main, error.message, error.hint or "")
 
 
 def read_stored(

@@ -34,6 +34,14 @@ class Captures(NamedTuple):
     dtype: torch.dtype
 
 
+class BlockSize(NamedTuple):
+    """Of a block whose weights are not read: all that shapes are held against."""
+
+    model_width: int
+    width: int
+    gated: bool
+
+
 def checked_captures(given: Mapping[str, Tensor], feed_forward: FeedForward) -> Captures:
     """The stages as matrices of tokens, no more than `MOST_TOKENS` of them.
 
@@ -43,18 +51,7 @@ def checked_captures(given: Mapping[str, Tensor], feed_forward: FeedForward) -> 
         InvalidValue: A name is no stage, a width is not the block's, the tokens differ in number, or a value is not
             finite: then the first stage that holds one is named.
     """
-    for name in given:
-        if name not in STAGES:
-            raise InvalidValue(
-                f"unknown stage {name!r}", field=name, tensor=name, hint="Rename it as a stage.", known=STAGES
-            )
-    ordered = {name: given[name] for name in STAGES if name in given}
-    if not set(ordered) - {"x"}:
-        raise InvalidValue(
-            "no stage after x is captured", field="captures", hint="Capture x and what the block makes of it."
-        )
-    _check_shapes(ordered, feed_forward)
-    _refuse_non_finite(ordered)
+    ordered = required_captures(given, feed_forward)
     flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in ordered.items()}
     dtypes = {name: _grid(tensor) for name, tensor in flat.items()}
     computed = [dtype for name, dtype in dtypes.items() if name != "x"]
@@ -66,11 +63,32 @@ def checked_captures(given: Mapping[str, Tensor], feed_forward: FeedForward) -> 
     return Captures(stages, tuple(cast("list[int]", chosen.tolist())), len(next(iter(flat.values()))), dtype)
 
 
-def _check_shapes(captures: Mapping[str, Tensor], feed_forward: FeedForward) -> None:
+def required_captures(given: Mapping[str, Tensor], block: FeedForward | BlockSize) -> dict[str, Tensor]:
+    """The stages as they were given, in their order, once they are those of the block.
+
+    Raises:
+        InvalidValue: As `checked_captures`.
+    """
+    for name in given:
+        if name not in STAGES:
+            raise InvalidValue(
+                f"unknown stage {name!r}", field=name, tensor=name, hint="Rename it as a stage.", known=STAGES
+            )
+    ordered = {name: given[name] for name in STAGES if name in given}
+    if not set(ordered) - {"x"}:
+        raise InvalidValue(
+            "no stage after x is captured", field="captures", hint="Capture x and what the block makes of it."
+        )
+    _check_shapes(ordered, block)
+    _refuse_non_finite(ordered)
+    return ordered
+
+
+def _check_shapes(captures: Mapping[str, Tensor], block: FeedForward | BlockSize) -> None:
     leading: tuple[str, list[int]] | None = None
     for name, tensor in captures.items():
-        width = feed_forward.model_width if name in _MODEL_WIDE else feed_forward.width
-        if name == "gate" and not feed_forward.gated:
+        width = block.model_width if name in _MODEL_WIDE else block.width
+        if name == "gate" and not block.gated:
             raise InvalidValue(
                 "this block has no gate, and a stage 'gate' is captured",
                 field=name,

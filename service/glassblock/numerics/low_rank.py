@@ -41,12 +41,16 @@ def low_rank(first: Float[Tensor, "m n"], second: Float[Tensor, "m n"], *, seed:
         return None
     generator = torch.Generator().manual_seed(seed)
     probes = torch.randn(difference.shape[1], most, generator=generator, dtype=torch.float64).to(difference.device)
-    basis: Tensor = torch.linalg.qr(difference @ probes).Q
-    basis = torch.linalg.qr(difference @ (difference.T @ basis)).Q
-    values: Tensor = torch.linalg.svdvals(basis.T @ difference)
+    basis = _orthonormal(difference @ probes)
+    basis = _orthonormal(difference @ (difference.T @ basis))
+    values = cast("Tensor", torch.linalg.svdvals(basis.T @ difference))
     left = total
     for rank, value in enumerate(cast("list[float]", values.tolist()), start=1):
         left -= value * value
         if left <= _ABOVE**2 * noise:
             return rank
     return None
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    return cast("tuple[Tensor, Tensor]", torch.linalg.qr(columns))[0]

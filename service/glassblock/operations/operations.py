@@ -31,6 +31,7 @@ from glassblock.operations import (
 from glassblock.operations.admission import Memory
 from glassblock.operations.content import Content, content_of
 from glassblock.operations.device_faults import device_faults, end_process
+from glassblock.operations.posted import check_posted
 from glassblock.operations.repairs import Outputs
 from glassblock.operations.reply import Reply
 from glassblock.operations.residency import Usage
@@ -237,14 +238,17 @@ class Operations:
         with self._admitted("start_audit", request, {}):
             return audits.audit(self._store, request, progress=progress, cancelled=cancelled, found=found)
 
-    def check(self, request: Request) -> None:
-        """Refuse at once, before a job is queued, what no work could answer."""
+    def check(self, request: Request, tensors: Tensors) -> None:
+        """Refuse at once, before a job is queued, what no work could answer, as far as that costs little."""
         if isinstance(request, AuditRequest):
             audits.check(self._store, request)
-        elif (name := getattr(request, "checkpoint", None)) is not None:
-            self._store.open(
+            return
+        checkpoint, name = None, getattr(request, "checkpoint", None)
+        if name is not None:
+            checkpoint = self._store.open(
                 name, **{field: getattr(request, field, None) for field in ("family", "family_row", "tower")}
             )
+        check_posted(checkpoint, request, tensors)
 
     def cost(self, operation: str, request: Request, tensors: Tensors) -> plans.Plan:
         """What a request will cost, as `plan` quotes it; nothing of an operation that it does not quote."""

@@ -109,17 +109,24 @@ def test_untrained_in_one_layer_is_told_and_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "reason"), [("tanh", "odd activation"), ("gelu_typo", "unknown activation"), (7, "is 7")]
+    ("activation", "reason", "findings", "verdict"),
+    [
+        ("tanh", "odd activation", [], "inconclusive"),
+        ("gelu_typo", "unknown activation", [("config/activation-conflict", "warning")], "inconclusive"),
+        (7, "is 7", [("config/shape", "error")], "fail"),
+    ],
 )
-def test_an_arithmetic_without_the_symmetry_is_undecidable(activation: object, reason: str, tmp_path: Path) -> None:
+def test_an_arithmetic_without_the_symmetry_is_undecidable(
+    activation: object, reason: str, findings: list[tuple[str, str]], verdict: str, tmp_path: Path
+) -> None:
     healthy_checkpoint("llama", tmp_path)
     exchange(tmp_path, 1)
     edit_json("config.json", hidden_act=activation)(tmp_path)
     report = audit_checkpoint(tmp_path)
-    assert all(finding.rule == "config/shape" for finding in report.findings)
+    assert [(finding.rule, finding.level) for finding in report.findings] == findings
     assert [entry.layer for entry in coverage(report).undecidable] == [0, 1]
     assert all(reason in entry.reason and entry.would_decide for entry in coverage(report).undecidable)
-    assert report.verdict == ("fail" if report.findings else "inconclusive")
+    assert report.verdict == verdict
 
 
 def test_in_a_bilinear_network_there_is_nothing_to_decide(tmp_path: Path) -> None:

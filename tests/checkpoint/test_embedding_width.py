@@ -1,4 +1,4 @@
-"""An embedding of another width than the layers, as OPT may have: its files are sound, its rows are not the stream's."""
+"""An embedding narrower than the layers, as OPT may have: its files are sound, its rows are not the stream's."""
 
 from pathlib import Path
 from typing import Any

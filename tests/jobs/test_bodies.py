@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,17 @@ def test_a_job_waits_for_room_on_the_device(place: str | Path) -> None:
         job = jobs.start(norms(1))
         wait_until(lambda: jobs.get(job.id).state == "succeeded")
         assert (len(calls), jobs.get(job.id).attempts) == (3, 1)
+
+
+def test_a_job_for_which_no_room_comes_is_failed(place: str | Path) -> None:
+    def run(operation: str, request: Request, tensors: Mapping[str, WireTensor], follower: Follower) -> Reply[Any]:
+        raise NoRoom("the device is full", retry_after=0.01)
+
+    with opened(run, place, rules=replace(RULES, room_seconds=0.05)) as jobs:
+        job = jobs.start(norms(1))
+        wait_until(lambda: jobs.get(job.id).state == "failed")
+        with pytest.raises(NoRoom, match="the device is full"):
+            jobs.answer(job.id)
 
 
 def test_what_only_a_newer_service_knows_fails_and_holds_nothing_up(place: str | Path) -> None:

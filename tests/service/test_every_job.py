@@ -162,11 +162,12 @@ UNFIT: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], str]] = {
     for kind, x in (("not finite", _NAN), ("whole numbers", _WHOLE), ("too narrow", _NARROW))
 } | {
     "norm_statistics: gain": ("norm_statistics", {"eps": 1e-5}, {"x": X, "gain": _NARROW[0]}, "gain"),
+    "norm_statistics: square gain": ("norm_statistics", {"eps": 1e-5}, {"x": X, "gain": X}, "gain"),
     "compare_residuals: matrix": ("compare_residuals", {"eps": 1e-5}, {"x": X, "matrix": _NARROW[:, :3]}, "matrix"),
     "explain_block: not finite": ("explain_block", _BLOCK, {"x": X, "hidden": np.full((3, 112), np.nan)}, "hidden"),
     "explain_block: whole numbers": ("explain_block", _BLOCK, {"x": X, "normed": _WHOLE}, "normed"),
     "explain_block: too narrow": ("explain_block", _BLOCK, {"x": X, "normed": _NARROW}, "normed"),
-    "explain_block: no stage": ("explain_block", _BLOCK, {"x": X, "y": X}, "captures"),
+    "explain_block: no stage": ("explain_block", _BLOCK, {"x": X, "y": X}, "body"),
     "explain_block: nothing": ("explain_block", _BLOCK, {}, "captures"),
 }
 

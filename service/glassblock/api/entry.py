@@ -49,11 +49,11 @@ def connect(*, roots: Sequence[Path], device: str = "auto") -> Generator[httpx.B
         InvalidValue: a root is no folder, or the device is not here.
     """
     # Its own jobs alone: a shared queue would hand them to services that have other roots. Its caller is at home.
-    # Nobody else waits for the device, so it may take as long as it takes.
+    # Nobody else has the device, so it may take as long as it takes, and room will not come of waiting.
     alone = dict.fromkeys(
         ("data", "database", "keys_file", "access_log", "otlp_endpoint", "output_root", "wait_tflop", "wait_gib")
     )
-    with in_process(create_app(_settings(roots=tuple(roots), device=device, **alone))) as transport:
+    with in_process(create_app(_settings(roots=tuple(roots), device=device, room_seconds=0, **alone))) as transport:
         yield transport
 
 

@@ -79,6 +79,9 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[
         float, Field(ge=2, le=3600, description="a worker that shows no life for so long is given up for dead")
     ] = 15.0
+    room_seconds: Annotated[
+        float, Field(ge=0, le=86400, description="longest that a job waits for room on the device")
+    ] = 300.0
     keep_audits: Annotated[int, Field(ge=1, description="ended jobs that are kept")] = 10_000
     keep_days: Annotated[float, Field(gt=0, description="and for how many days")] = 30.0
     keys_file: Annotated[Path | None, Field(description="file of API keys, made by `glassblock keys`")] = None
@@ -156,6 +159,7 @@ class Settings(BaseSettings):
             attempts=self.attempts,
             limit_seconds=3600 * self.audit_hours,
             lease_seconds=self.lease_seconds,
+            room_seconds=self.room_seconds,
             keep=self.keep_audits,
             keep_seconds=86400 * self.keep_days,
         )

@@ -50,6 +50,7 @@ class Rules:
         idle_seconds: between two looks for a job that another service has queued.
         attempts: how often a job may be taken up before it is failed.
         limit_seconds: longest that one attempt may take.
+        room_seconds: how long a job waits for room on the device before it is failed.
         stop_seconds: what a job under way is given to notice that the service stops.
         keep: ended jobs that are remembered.
         keep_seconds: and for how long.
@@ -63,6 +64,7 @@ class Rules:
     idle_seconds: float = 0.5
     attempts: int = 3
     limit_seconds: float = 24 * 3600.0
+    room_seconds: float = 300.0
     stop_seconds: float = 10.0
     keep: int = 10_000
     keep_seconds: float = 30 * 24 * 3600.0
@@ -235,10 +237,13 @@ class Worker:
 
     def _made(self, lease: Lease, follower: Follower) -> Report | Made:
         request, tensors = asked_for(self._database, lease)
+        patience = time.monotonic() + self._rules.room_seconds
         while True:
             try:
                 reply = self._do(lease.operation, request, tensors, follower)
-            except NoRoom as error:  # nobody waits for it: it has time until there is
+            except NoRoom as error:  # nobody waits for it: it has time until others are done
+                if time.monotonic() >= patience:
+                    raise
                 follower.progress(0, 0, error.message)
                 self._stopping.wait(min(ROOM_SECONDS, error.retry_after or ROOM_SECONDS))
                 if follower.cancelled():

@@ -58,13 +58,22 @@ def _of_posted(
     gain = posted_tensor("gain", request.gain, tensors, device=store.device, nested_dtype=torch.float64)
     eps = given_eps(request.eps)
     if gain is not None:
-        if gain.ndim != 1:
-            raise InvalidValue(f"gain has shape {list(gain.shape)}", field="gain", hint="one number per channel")
-        require_last_axis("gain", gain, x.shape[-1], "the width of x")
+        require_gain(gain, x.shape[-1])
     elif request.offset:
         raise InvalidValue("offset is added to a gain, and none is given", field="offset", hint="post the stored gain")
     source = Sourced(value=eps, source="request")
     return _answered(x, gain, request.offset, source, dense=request.jacobian, watch=watch)
+
+
+def require_gain(gain: Tensor, width: int) -> None:
+    """Refuse a gain that is not one number for each channel of x.
+
+    Raises:
+        InvalidValue: naming its shape.
+    """
+    if gain.ndim != 1:
+        raise InvalidValue(f"gain has shape {list(gain.shape)}", field="gain", hint="one number per channel")
+    require_last_axis("gain", gain, width, "the width of x")
 
 
 def _of_checkpoint(

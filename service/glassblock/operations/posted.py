@@ -13,6 +13,8 @@ from glassblock.numerics.captures import BlockSize, required_captures
 from glassblock.operations.explanations import captured_stages
 from glassblock.operations.inputs import layer_widths
 from glassblock.operations.jacobian_networks import model_width
+from glassblock.operations.norm_statistics import require_gain
+from glassblock.operations.residuals import require_square
 from glassblock.operations.tensors import posted_tensor, require_last_axis
 from glassblock.wire.explain import ExplainRequest
 from glassblock.wire.framing import WireTensor
@@ -36,12 +38,13 @@ def check_posted(checkpoint: Checkpoint | None, request: Request, tensors: Mappi
         for field in ("x", "gain", "matrix")
         if hasattr(request, field)
     }
-    x = found.pop("x", None)
+    x, gain, matrix = (found.get(field) for field in ("x", "gain", "matrix"))
     if x is None:
         return
-    for field, beside in found.items():
-        if beside is not None and checkpoint is None:
-            require_last_axis(field, beside, x.shape[-1], "the width of x")
+    if checkpoint is None and gain is not None:
+        require_gain(gain, x.shape[-1])
+    if checkpoint is None and matrix is not None:
+        require_square(matrix, x.shape[-1])
     expected = None if checkpoint is None else _width(checkpoint, request)
     if expected is not None:
         require_last_axis("x", x, *expected)

@@ -102,14 +102,23 @@ def _posted(store: CheckpointStore, request: ResidualCompareRequest, tensors: Ma
     if matrix is None:
         raise InvalidValue("matrix is missing", field="matrix", hint="post a square matrix, or name a checkpoint")
     width = x.shape[-1]
-    if matrix.shape != (width, width):
-        raise InvalidValue(
-            f"matrix has shape {list(matrix.shape)}, x is {width} wide", field="matrix", hint=f"send [{width}, {width}]"
-        )
+    require_square(matrix, width)
     eps = given_eps(request.eps)
     wiring = Wiring(Placement.PRE, input_norm=Norm(norm_kind_named("rms_noweight"), None, None, eps))
     common = torch.promote_types(torch.promote_types(x.dtype, matrix.dtype), torch.float32)
     return _Sublayer(matrix.to(common), wiring, width, x.to(common), Sourced(value=eps, source="request"))
+
+
+def require_square(matrix: Tensor, width: int) -> None:
+    """Refuse a matrix that does not take x to its own width.
+
+    Raises:
+        InvalidValue: naming both.
+    """
+    if matrix.shape != (width, width):
+        raise InvalidValue(
+            f"matrix has shape {list(matrix.shape)}, x is {width} wide", field="matrix", hint=f"send [{width}, {width}]"
+        )
 
 
 def _of_checkpoint(

@@ -123,7 +123,7 @@ def test_a_baseline_can_be_brought_up_to_date_in_place(checkpoint: Path, tmp_pat
 
 
 BROKEN = {
-    "absent": (None, "known.json: No such file"),
+    "absent": (None, "known.json does not exist"),
     "no JSON": ("{", "is not JSON"),
     "another object": ("{}", "is no baseline"),
     "another version": ('{"baseline_version": "9"}', "is of version '9'; known: 1"),

@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "the root": (["audit", "/"], "the root of the file system"),
     "format": (["audit", "{checkpoint}", "--format", "pdf"], "known: " + ", ".join(REPORTS)),
     "no rule": (["audit", "{checkpoint}", "--rules", " ,"], "--rules names no rule"),
-    "absent config": (["audit", "{checkpoint}", "--against", "/no/such.json"], "/no/such.json: No such file"),
+    "absent config": (["audit", "{checkpoint}", "--against", "/no/such.json"], "--against: /no/such.json does not exist"),
     "device and url": (["audit", "x", "--url", "http://x.test", "--device", "cpu"], "--device has no effect"),
     "timeout alone": (["audit", "{checkpoint}", "--timeout", "3"], "--timeout has no effect"),
     "bad url": (["audit", "x", "--url", "x.test:80"], "no http:// or https:// URL"),
@@ -263,7 +263,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no rows": (["run", "{checkpoint}", "--layer", "0", "--sample", "0"], "rows: input should be"),
     "a stage": (
         ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"],
-        "known: x, attention_normed",
+        "known: gate and 21 more",
     ),
     "no stage": (
         ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", ","],

@@ -57,7 +57,7 @@ class Again:
         screens: What was seen as the networks went by.
         pieces: Reads a tensor once more, in whole rows.
         lost: Told of a tensor that could not be read; the reason it gives is passed on.
-        unread: Tensors that could not be read the first time, with the reason.
+        unread: Tensors that could not be read the first time, with the reason; not codes that can be dequantised.
         every_bound: Put every network to the certified test.
         told: Told before each network that is read again.
     """

@@ -41,7 +41,7 @@ from glassblock.checkpoint.fitting import FLOAT_CODES
 from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, resolve_layers
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks
-from glassblock.checkpoint.stored_entries import StoredEntry
+from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
 
 CPU_CHUNK_BYTES = 2 << 20
@@ -119,11 +119,12 @@ def gather(
         sweep.dequantise(sketch)
     copies = _equal_copies(sweep, cancelled)
     head_is_embedding = _head_is_embedding(sweep, ahead)
+    codes = codes_like_numbers(checkpoint.entries)
     again = Again(
         screens,
         pieces=sweep.pieces,
         lost=sweep.lost,
-        unread=sweep.unread,
+        unread={name: reason for name, reason in sweep.unread.items() if reason != codes.get(name)},
         every_bound=question.certify,
         told=lambda layer: tell(f"layer {layer} once more"),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from glassblock.api.connections import SHARE_FOR_HEALTH
 from glassblock.wire import framing
@@ -38,6 +39,11 @@ def sockets_of(service: Served) -> int:
     """Open sockets of the service's process."""
     links = [Path(f"/proc/{service.process}/fd/{number.name}") for number in _files(service)]
     return sum(_is_socket(link) for link in links)
+
+
+def peers_of(service: Served) -> set[int]:
+    """Ports of those that the service is connected with."""
+    return {one.raddr.port for one in psutil.Process(service.process).net_connections() if one.raddr}
 
 
 def _files(service: Served) -> list[Path]:
@@ -149,15 +155,15 @@ def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
     message = json.dumps({"checkpoint": "llama", "layer": 0, "capture": ["x"], "return_tensors": True})
     x = np.ones((350_000, 48), np.float32)  # 64 MiB, far beyond what the system keeps of an answer
     body = b"".join(framing.frame("request", message, {"x": wire_from_array(x)}))
-    with served(tmp_path, GLASSBLOCK_SILENCE_SECONDS="1", GLASSBLOCK_HEAD_SECONDS="3600") as service:
-        before = sockets_of(service)
-        with service.wire() as wire:
-            accept = f"Accept: {framing.MEDIA_TYPE}\r\n\r\n".encode()
-            wire.sendall(head_of(len(body)).removesuffix(b"\r\n") + accept)
-            wire.sendall(body)
-            assert wire.recv(15) == b"HTTP/1.1 200 OK"
-            assert sockets_of(service) > before
-            service.wait_until(lambda: sockets_of(service) <= before)
+    settings = {"GLASSBLOCK_SILENCE_SECONDS": "1", "GLASSBLOCK_HEAD_SECONDS": "3600"}
+    with served(tmp_path, **settings) as service, service.wire() as wire:
+        accept = f"Accept: {framing.MEDIA_TYPE}\r\n\r\n".encode()
+        wire.sendall(head_of(len(body)).removesuffix(b"\r\n") + accept)
+        wire.sendall(body)
+        assert wire.recv(15) == b"HTTP/1.1 200 OK"
+        ours = wire.getsockname()[1]
+        assert ours in peers_of(service)
+        service.wait_until(lambda: ours not in peers_of(service))
 
 
 def head_of(length: int, kind: str = framing.MEDIA_TYPE) -> bytes:

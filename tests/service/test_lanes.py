@@ -109,7 +109,7 @@ def test_memory_of_a_body_goes_back_to_the_system_with_its_last_view() -> None:
             bodies[-1][:] = content
             kept.append(bytes(100_000))  # behind each body: malloc could not give back what lies in front of it
         view = bodies[0][5:6]
-        assert process.memory_info().rss - start > 120 * MIB
+        assert process.memory_info().rss - start > 90 * MIB  # 128, of which two may be kept ones from before
         del bodies
         # A body of which a view is held, and two that are kept for the next; the rest is some of Python's own.
         assert process.memory_info().rss - start < 3 * 16 * MIB + 16 * MIB

@@ -253,7 +253,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "the root": (["audit", "/"], "the root of the file system"),
     "format": (["audit", "{checkpoint}", "--format", "pdf"], "known: " + ", ".join(REPORTS)),
     "no rule": (["audit", "{checkpoint}", "--rules", " ,"], "--rules names no rule"),
-    "absent config": (["audit", "{checkpoint}", "--against", "/no/such.json"], "--against: /no/such.json does not exist"),
+    "absent config": (
+        ["audit", "{checkpoint}", "--against", "/no/such.json"],
+        "--against: /no/such.json does not exist",
+    ),
     "device and url": (["audit", "x", "--url", "http://x.test", "--device", "cpu"], "--device has no effect"),
     "timeout alone": (["audit", "{checkpoint}", "--timeout", "3"], "--timeout has no effect"),
     "bad url": (["audit", "x", "--url", "x.test:80"], "no http:// or https:// URL"),

@@ -47,4 +47,5 @@ def short(number: float) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; the first column is text, the others are aligned to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+    cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[PlannedOperation, dict[str, Any], float]] = {
     "layer by token ids": ("run_block", {"layer": 15, "part": "layer", "token_ids": IDS}, 0.02),
     "depth": (
         "jacobians",
-        {"layers": list(range(30)), "part": "block", "norms": ["frobenius"], "depth": True, "token_ids": IDS[:4]},
+        {"layers": list(range(8)), "part": "block", "norms": ["frobenius"], "depth": True, "token_ids": IDS[:4]},
         0.25,
     ),
     "residuals": ("compare_residuals", {"layer": 11, "sample": {"rows": 2}}, 0.02),

@@ -492,7 +492,10 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
     if message.depth:
         chain = depth_cost([sizes.network for sizes in every], entered.rows, entered.item, message)
         peak, flops = max(peak, chain.bytes), flops + chain.flops
-    read = sum(sizes.read for sizes in every) + entered.read
+    blocks = sum(sizes.read for sizes in every)
+    if message.depth and blocks > store.residency.budget:
+        blocks *= 2  # what does not stay on the device is read once more for the chain
+    read = blocks + entered.read
     if text_states(message) == "reached":
         text, through = entered._replace(texts=(1, entered.rows)), max(message.layers) + 1
         # The coupled parts begin anew for each layer; the others go up once, through attention of the highest.

@@ -194,8 +194,8 @@ def serve_without_mathematics(port: int) -> int:
 
 ANSWER = {
     "checkpoint": "any", "layer": 0, "part": "ffn", "family": "llama", "verified": "", "device": "cpu",
-    "compute_dtype": "float32", "placement": "pre", "eps": {}, "stages": {}, "recombination": {}, "parameters": 0,
-    "hidden_elements": 0, "read": {"bytes": 0, "tensors": 0}, "notes": (),
+    "compute_dtype": "float32", "placement": "pre", "eps": {}, "overrides": {}, "stages": {}, "recombination": {},
+    "parameters": 0, "hidden_elements": 0, "read": {"bytes": 0, "tensors": 0}, "notes": (),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import os
 import random
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -172,7 +173,7 @@ class Load:
 
     def _tensor(self, http: httpx.Client, chance: random.Random) -> int:
         body = bytearray(self._large)
-        body[-8:] = chance.randbytes(4) + body[-4:]  # of the last two numbers the first is another one each time
+        body[-8:-4] = struct.pack("<f", chance.gauss(0, 1))  # the last number but one is another one each time
         headers = {"Content-Type": "application/x-safetensors"}
         return self._seen(http.post("/v1/blocks/run", content=bytes(body), headers=headers))
 

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[PlannedOperation, dict[str, Any], float]] = {
 def of(smollm2: Any, case: str) -> tuple[CheckpointStore, PlannedOperation, Any, dict[str, WireTensor]]:
     operation, message, _ = CASES[case]
     store = CheckpointStore([smollm2.single.parent], device="cpu", resident_bytes=0)
-    request = plans._MESSAGES[operation].model_validate({"checkpoint": smollm2.single.name, **message})  # pyright: ignore[reportPrivateUsage]
+    request = plans.MESSAGES[operation].model_validate({"checkpoint": smollm2.single.name, **message})
     tensors: dict[str, WireTensor] = {}
     if operation == "explain_block":
         # In the dtype it is run in. Float32 captures come so near that fewer replays are kept: 2.15 times the peak.

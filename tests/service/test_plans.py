@@ -81,7 +81,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
 @pytest.mark.parametrize("case", CASES)
 def test_an_estimate_is_never_below_the_peak_and_at_most_twice_it(store: CheckpointStore, case: str) -> None:
     operation, message, shape = CASES[case]
-    model = plans._MESSAGES[operation]  # pyright: ignore[reportPrivateUsage]
+    model = plans.MESSAGES[operation]
     request = model.model_validate({"checkpoint": "wide", **message})
     tensors: dict[str, WireTensor] = {}
     if shape is not None:
@@ -115,7 +115,7 @@ def test_bytes_and_products_are_those_that_are_counted(resident: Path, case: str
     name, operation, message, rows = COUNTED[case]
     store = CheckpointStore([resident], device="cpu")  # of its own: nothing is resident, and what is read stays
     message = {"checkpoint": name, **message} if name else message
-    request = plans._MESSAGES[operation].model_validate(message)  # pyright: ignore[reportPrivateUsage]
+    request = plans.MESSAGES[operation].model_validate(message)
     tensors = posted(rows) if name else posted(rows) | {"matrix": posted(192)["x"]}
     plan = plans.estimate(store, operation, request, tensors)
     with FlopCounterMode(display=False) as counter:
@@ -211,4 +211,4 @@ def test_a_plan_of_nothing_is_refused(client: Client) -> None:
 
 
 def test_every_row_has_a_message() -> None:
-    assert plans._MESSAGES.keys() == plans._PLANS.keys()  # pyright: ignore[reportPrivateUsage]
+    assert plans.MESSAGES.keys() == plans.PLANS.keys()

@@ -14,8 +14,8 @@ from glassblock.audit.capture_findings import CAPTURE_RULES, capture_summary, un
 from glassblock.audit.capture_study import CaptureStudy, capture_study, recorded_stages
 from glassblock.audit.engine_dialects import dialect_of
 from glassblock.audit.evidence import Evidence
+from glassblock.audit.gate_metrics import layer_metrics
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
-from glassblock.audit.gate_rules import layer_metrics
 from glassblock.audit.gather import Progress, gather
 from glassblock.audit.header_findings import Told, header_findings
 from glassblock.audit.layer_numbers import norm_metrics

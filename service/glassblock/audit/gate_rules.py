@@ -8,27 +8,39 @@ from typing import Any
 from glassblock.audit.evidence import Evidence, ExpertCount, GateLayer, GateStudy, LayerGates, Unasked
 from glassblock.audit.neuron_numbers import is_noise
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.numerics.gate_or_up import GateUpEvidence, Spread, Verdict
+from glassblock.numerics.gate_or_up import Verdict
 from glassblock.numerics.sign_symmetry import SymmetryTest
 from glassblock.wire.audits import Fix, Skipped, Undecidable
+
+Guilty = Callable[[GateLayer], bool]
+Finding = Callable[[int, GateLayer, GateStudy, "_EveryExpert | None"], Found]
+
+
+def _verdicts(evidence: Evidence, *, fused: bool, guilty: Guilty, finding: Finding) -> Iterator[Outcome]:
+    """What is said of the networks of one kind: a finding of each that is guilty, or one of all experts of a layer."""
+    for layer, tested, study in _of_kind(evidence, fused=fused, guilty=guilty):
+        if isinstance(tested, Undecidable | Skipped | Checked):
+            yield tested
+        elif isinstance(tested, _EveryExpert):
+            yield _of_all(tested, finding(layer, tested.as_one, study, tested), study)
+        elif tested.judgement.verdict is Verdict.UNDECIDABLE:
+            yield _undecidable(layer, tested)
+        else:
+            if guilty(tested):
+                yield finding(layer, tested, study, None)
+            yield from _counted(tested)
 
 
 def _swapped(fused: bool) -> Callable[[Evidence], Iterator[Outcome]]:  # noqa: FBT001
     def look(evidence: Evidence) -> Iterator[Outcome]:
-        for layer, tested, study in _of_kind(evidence, fused=fused, guilty=_is_swapped):
-            if isinstance(tested, Undecidable | Skipped | Checked):
-                yield tested
-            elif isinstance(tested, _EveryExpert):
-                yield _of_all(tested, _exchanged(layer, tested.as_one, study, every=tested), study)
-            elif tested.judgement.verdict is Verdict.UNDECIDABLE:
-                yield _undecidable(layer, tested)
-            else:
-                if _is_swapped(tested):
-                    yield _exchanged(layer, tested, study)
-                yield from _counted(tested)
+        yield from _verdicts(evidence, fused=fused, guilty=_is_swapped, finding=_exchanged)
         yield from _order_of_biases(evidence, fused=fused)
 
     return look
+
+
+def _relaid(evidence: Evidence) -> Iterator[Outcome]:
+    yield from _verdicts(evidence, fused=True, guilty=_is_relaid, finding=_laid_otherwise)
 
 
 def _order_of_biases(evidence: Evidence, *, fused: bool) -> Iterator[Undecidable]:
@@ -86,7 +98,6 @@ class _EveryExpert:
 
 
 Told = GateLayer | _EveryExpert | Undecidable | Skipped | Checked
-Guilty = Callable[[GateLayer], bool]
 
 
 def _is_swapped(tested: GateLayer) -> bool:
@@ -225,7 +236,7 @@ def _unasked(layer: int, unasked: Unasked) -> Undecidable | Skipped:
     return Undecidable(layer=layer, reason=unasked.reason, would_decide=unasked.would_decide)
 
 
-def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None = None) -> Found:
+def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None) -> Found:
     statistics, judgement = tested.statistics, tested.judgement
     names = tested.names
     p = power_of_ten(judgement.log10_p)
@@ -257,21 +268,7 @@ def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExp
     return Found(told, layer, names, expert=_number(tested), evidence=_facts(tested, study), fix=fix)
 
 
-def _relaid(evidence: Evidence) -> Iterator[Outcome]:
-    for layer, tested, study in _of_kind(evidence, fused=True, guilty=_is_relaid):
-        if isinstance(tested, Undecidable | Skipped | Checked):
-            yield tested
-        elif isinstance(tested, _EveryExpert):
-            yield _of_all(tested, _laid_otherwise(layer, tested.as_one, study, every=tested), study)
-        elif tested.judgement.verdict is Verdict.UNDECIDABLE:
-            yield _undecidable(layer, tested)
-        else:
-            if tested.relaid:
-                yield _laid_otherwise(layer, tested, study)
-            yield from _counted(tested)
-
-
-def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None = None) -> Found:
+def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None) -> Found:
     stored, declared = tested.stored, tested.declared
     if stored is None or declared is None:
         raise ValueError("a layout that was not recovered is no finding")
@@ -370,67 +367,6 @@ def _test(test: SymmetryTest) -> dict[str, Any]:
         "tied": test.tied,
         "dropped": test.dropped,
     }
-
-
-def layer_metrics(gates: LayerGates) -> dict[str, float | int | str | None]:
-    """The numbers of one layer, for tables and pictures: of its dense network, or of its experts.
-
-    Of a network that its screen acquits there are T and z of gate and up, lengths and balances; what the certified test
-    adds is there where it was made.
-    """
-    spoken = [one for one in gates.networks if one.network is None] or [
-        one for one in gates.networks if one.network == "experts"
-    ]
-    metrics: dict[str, float | int | str | None] = {}
-    if spoken:
-        metrics = _network_metrics(spoken[0])
-    if gates.experts is not None:
-        metrics |= {f"experts_{name}": count for name, count in gates.experts._asdict().items()}
-        if not spoken:
-            exchanged = any(one.judgement.verdict is Verdict.SWAPPED for one in gates.networks)
-            metrics["verdict"] = (Verdict.SWAPPED if exchanged else Verdict.AS_NAMED).value
-    return metrics
-
-
-def _network_metrics(tested: GateLayer) -> dict[str, float | int | str | None]:
-    screen, statistics = tested.screen, tested.statistics
-    metrics: dict[str, float | int | str | None] = {
-        "verdict": tested.judgement.verdict.value,
-        "screened": int(tested.judgement.screened),
-    }
-    numbers = statistics if statistics is not None else screen
-    if numbers is None:
-        return metrics
-    for name, test in (("gate", numbers.gate), ("up", numbers.up)):
-        metrics |= {f"{name}_statistic": test.statistic, f"{name}_z": test.z}
-    if statistics is not None:
-        metrics |= _certified_metrics(statistics)
-    return metrics | {
-        "balance_gate": numbers.balance_gate,
-        "balance_up": numbers.balance_up,
-        **_spread("gate_row_norm", numbers.gate_lengths),
-        **_spread("up_row_norm", numbers.up_lengths),
-        **_spread("down_column_norm", numbers.down_lengths),
-    }
-
-
-def _certified_metrics(statistics: GateUpEvidence) -> dict[str, float | int | str | None]:
-    return {
-        "gate_draws_p": statistics.gate.draws_p,
-        "gate_log10_p": statistics.gate.log10_p,
-        "up_draws_p": statistics.up.draws_p,
-        "up_log10_p": statistics.up.log10_p,
-        "paired_gate_draws_p": statistics.paired_gate.draws_p,
-        "paired_gate_log10_p": statistics.paired_gate.log10_p,
-        "paired_up_draws_p": statistics.paired_up.draws_p,
-        "paired_up_log10_p": statistics.paired_up.log10_p,
-        "down_columns_draws_p": statistics.down_columns.draws_p,
-        "product_draws_p": statistics.product.draws_p,
-    }
-
-
-def _spread(what: str, lengths: Spread | None) -> dict[str, float]:
-    return {} if lengths is None else {f"{what}_{name}": value for name, value in lengths._asdict().items()}
 
 
 _DETECTION = (

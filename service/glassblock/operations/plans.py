@@ -5,17 +5,15 @@ never below what is needed and at most twice that. What depends on the numbers i
 done again in float64 may take up to 2 GiB more, and then a real lack of memory is answered like one foreseen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
-from torch import Tensor
 
 from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES, looked_at
 from glassblock.checkpoint.entries import DTYPE_BITS
-from glassblock.checkpoint.fitting import Sizes
-from glassblock.checkpoint.layer_map import embedding_entry, head_entry, layer_tensors, whole_layer_tensors
+from glassblock.checkpoint.layer_map import embedding_entry, head_entry, layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.text_states import HEAD_BYTES, layer_count
 from glassblock.errors import GlassblockError, InvalidValue
@@ -23,20 +21,25 @@ from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
 from glassblock.operations.coupled_jacobians import COUPLED_PARTS
 from glassblock.operations.jacobian_sizes import coupled_cost, depth_cost, jacobian_cost
 from glassblock.operations.jacobians import text_states
+from glassblock.operations.layer_costs import (
+    LayerSizes,
+    cost_below,
+    feed_forward_cost,
+    layer_cost,
+    one_network,
+    sizes_of_layer,
+)
 from glassblock.operations.layer_sizes import (
     AttentionSize,
     Cost,
     NetworkSize,
     attention_cost,
-    attention_size,
-    network_cost,
     network_size,
-    read_bytes,
 )
 from glassblock.operations.norm_statistics import ELEMENTS_AT_ONCE
+from glassblock.operations.plan_inputs import PlanInput, Shapes, compute_item, input_of, posted_input, text_input
 from glassblock.operations.residuals import PLACEMENTS, rows_at_once
 from glassblock.operations.store import CheckpointStore
-from glassblock.operations.tensors import COMPUTE_DTYPES
 from glassblock.operations.texts import token_ids_of
 from glassblock.wire.audits import AuditRequest
 from glassblock.wire.blocks import BlockRunRequest
@@ -57,23 +60,6 @@ SMALL_BYTES = 1 << 16
 WITHOUT_WEIGHTS = frozenset({"x", "normed"})
 
 
-class Shaped(Protocol):
-    """A tensor of which the type code and the shape are known."""
-
-    @property
-    def dtype(self) -> str:
-        """safetensors' type code."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Axes, outermost first."""
-        ...
-
-
-Shapes = Mapping[str, Shaped]
-
-
 class Plan(NamedTuple):
     """What a request costs.
 
@@ -90,6 +76,9 @@ class Plan(NamedTuple):
     pinned_bytes: int = 0
 
 
+NOTHING = Plan(0, 0, 0)
+
+
 def quote(store: CheckpointStore, request: PlanRequest) -> PlanAnswer:
     """The answer to a plan's request.
 
@@ -98,11 +87,11 @@ def quote(store: CheckpointStore, request: PlanRequest) -> PlanAnswer:
         GlassblockError: there is no such checkpoint, or its headers do not allow what is asked.
     """
     try:
-        message = _MESSAGES[request.operation].model_validate(request.request)
+        message = MESSAGES[request.operation].model_validate(request.request)
     except ValidationError as fault:
-        raise refusal(fault, _MESSAGES[request.operation], within="request") from fault
+        raise refusal(fault, MESSAGES[request.operation], within="request") from fault
     shapes = cast("Shapes", request.tensors)
-    plan = _PLANS[request.operation](store, message, shapes)
+    plan = PLANS[request.operation](store, message, shapes)
     memory = store.admission.memory()
     return PlanAnswer(
         operation=request.operation,
@@ -122,189 +111,15 @@ def estimate(store: CheckpointStore, operation: str, message: Request, tensors: 
 
     Nothing also of an operation that is not quoted: it goes through files piece by piece, like an audit.
     """
-    planned = {name: plan for name, plan in _PLANS.items() if name == operation}
+    plan = cast("Mapping[str, Callable[[CheckpointStore, Any, Shapes], Plan]]", PLANS).get(operation)
     try:
-        return planned[operation](store, message, tensors) if planned else Plan(0, 0, 0)
+        return NOTHING if plan is None else plan(store, message, tensors)
     except GlassblockError:
-        return Plan(0, 0, 0)
+        return NOTHING
 
 
 def _planned(read: int, cost: Cost, *, pinned: int = 0) -> Plan:
     return Plan(read, int(MARGIN * cost.bytes) + SMALL_BYTES, cost.flops, pinned)
-
-
-class _Input(NamedTuple):
-    """What enters: rows, their width where that is known, bytes of an element, bytes read for it, token counts."""
-
-    rows: int
-    width: int
-    item: int
-    read: int = 0
-    texts: tuple[int, int] | None = None
-
-
-def _shape_of(nested: object) -> tuple[int, ...]:
-    shape: list[int] = []
-    while isinstance(nested, list) and nested:
-        items = cast("list[object]", nested)
-        shape.append(len(items))
-        nested = items[0]
-    return tuple(shape)
-
-
-def _posted(nested: object, tensors: Shapes, name: str, nested_item: int) -> _Input | None:
-    tensor = tensors.get(name)
-    if tensor is None and nested is None:
-        return None
-    shape = _shape_of(nested) if tensor is None else tensor.shape
-    item = nested_item if tensor is None else max(1, DTYPE_BITS.get(tensor.dtype, 32) // 8)
-    return _Input(prod(shape[:-1]), shape[-1] if shape else 1, item)
-
-
-def _sampled(checkpoint: Checkpoint, rows: int) -> _Input:
-    entry = embedding_entry(checkpoint)
-    if entry is None or len(entry.shape) != 2 or not entry.shape[0]:
-        raise InvalidValue("there is no embedding to take rows of", field="sample")
-    row_bytes = entry.bytes // entry.shape[0]
-    return _Input(rows, entry.shape[1], max(1, row_bytes // max(1, entry.shape[1])), rows * row_bytes)
-
-
-def _input(store: CheckpointStore, checkpoint: Checkpoint, message: Any, tensors: Shapes) -> _Input:
-    ids = None
-    if getattr(message, "text", None) is not None or isinstance(message, BlockRunRequest | LikelihoodRequest):
-        ids = token_ids_of(store, checkpoint, message.token_ids, message.text)
-    if ids is not None:
-        return _text_input(checkpoint, ids)
-    tokens = cast("Sequence[int] | None", getattr(message, "token_ids", None))
-    if tokens is not None:  # embedding rows
-        return _sampled(checkpoint, len(tokens))
-    sample = getattr(message, "sample", None)
-    if sample is not None:
-        return _sampled(checkpoint, sample.rows)
-    found = _posted(getattr(message, "x", None), tensors, "x", 4)
-    if found is None:
-        raise InvalidValue("x is missing", field="x")
-    return found
-
-
-def _text_input(checkpoint: Checkpoint, ids: Tensor) -> _Input:
-    texts = (1, ids.numel()) if ids.ndim == 1 else (ids.shape[0], ids.shape[1])
-    return _sampled(checkpoint, ids.numel())._replace(texts=texts)
-
-
-def _compute_item(name: str | None, *items: int) -> int:
-    return COMPUTE_DTYPES[name].itemsize if name else max(4, *items)
-
-
-class _LayerSizes(NamedTuple):
-    """One layer: its attention where it is read, and its network.
-
-    Attributes:
-        network: the dense one; of a mixture the one that takes most, an expert or the shared one.
-        always: what every row passes: the dense network, or the shared one of a mixture.
-        expert: the largest of the routed ones; None in a dense layer.
-        chosen: experts that a row goes to.
-        routed: experts that are read: no more than the rows can choose.
-        read: bytes.
-        router: numbers of the router's matrix.
-    """
-
-    attention: AttentionSize | None
-    network: NetworkSize
-    always: tuple[NetworkSize, ...]
-    expert: NetworkSize | None
-    chosen: int
-    routed: int
-    read: int
-    router: int
-
-    @property
-    def held(self) -> int:
-        return self.network.held + (0 if self.attention is None else self.attention.held)
-
-    @property
-    def item(self) -> int:
-        return max(self.network.item, 0 if self.attention is None else self.attention.item)
-
-    def products(self, rows: int) -> int:
-        """FLOPs of the networks that `rows` rows pass."""
-        expert = 0 if self.expert is None else self.chosen * self.expert.elements
-        return 2 * rows * (sum(size.elements for size in self.always) + expert + self.router)
-
-
-def _sizes(checkpoint: Checkpoint, layer: int, *, whole: bool, rows: int) -> _LayerSizes:
-    tensors = whole_layer_tensors(checkpoint, layer) if whole else layer_tensors(checkpoint, layer)
-    networks = [network_size(network) for network in tensors.networks]
-    if not networks:
-        raise InvalidValue(f"layer {layer} has no feed-forward network", field="layer")
-    numbered = [isinstance(network.expert, int) for network in tensors.networks]
-    experts = [size for size, one in zip(networks, numbered, strict=True) if one]
-    always = tuple(size for size, one in zip(networks, numbered, strict=True) if not one)
-    told = Sizes(checkpoint).of("experts_per_token") if experts else None
-    chosen = min(len(experts), len(experts) if told is None else told.value)
-    routed = min(len(experts), rows * chosen)
-    widest = max(networks, key=lambda size: size.held)
-    attention = None
-    if whole and tensors.attention is not None:
-        attention = attention_size(tensors.attention, widest.d)
-    read = sum(size.read for size in always) + routed * max((size.read for size in experts), default=0)
-    read += read_bytes(tensors.router.values()) + (0 if attention is None else attention.read)
-    router = tensors.router.get("weight")
-    return _LayerSizes(
-        attention,
-        widest,
-        always,
-        max(experts, key=lambda size: size.held, default=None),
-        chosen,
-        routed,
-        read,
-        0 if router is None else prod(router.shape),
-    )
-
-
-def _alone(sizes: _LayerSizes, network: NetworkSize) -> _LayerSizes:
-    """One network of the layer, whatever others there are."""
-    read = network.read + (0 if sizes.attention is None else sizes.attention.read)
-    return sizes._replace(network=network, always=(network,), expert=None, chosen=0, routed=0, read=read, router=0)
-
-
-def _mixture_cost(sizes: _LayerSizes, rows: int, item: int) -> Cost:
-    """Running a mixture, its weights not counted: an expert after the other, at worst each on all rows."""
-    d, m = sizes.network.d, sizes.network.m
-    copies = 3 if sizes.network.gated else 2
-    held = rows * item * (4 * d + 2 * sum(size.d for size in sizes.always)) + rows * sizes.routed * item
-    cast = m * d * item if item != sizes.network.item else 0
-    return Cost(held, rows * item * (copies * m + 2 * d) + cast, sizes.products(rows))
-
-
-def _feed_forward_cost(sizes: _LayerSizes, rows: int, item: int, *, recombined: int) -> Cost:
-    if sizes.expert is None:
-        return network_cost(sizes.network, rows, item, recombined=recombined)
-    return _mixture_cost(sizes, rows, item)
-
-
-def _layer_cost(sizes: _LayerSizes, entered: _Input, item: int) -> Cost:
-    """One whole layer on rows in sequences."""
-    rows = entered.rows
-    batch, tokens = entered.texts or (1, rows)
-    costs = [_feed_forward_cost(sizes, rows, item, recombined=0)]
-    if sizes.attention is not None:
-        costs.append(attention_cost(sizes.attention, batch, tokens, item))
-    return Cost(
-        sizes.held + sum(cost.held for cost in costs),
-        max(cost.transient for cost in costs),
-        sum(cost.flops for cost in costs),
-    )
-
-
-def _below(checkpoint: Checkpoint, layers: int, entered: _Input, named: str | None) -> tuple[Cost, int]:
-    """The layers that a text passes first, one after the other, and the bytes read for them."""
-    read, flops, peak = 0, 0, 0
-    for layer in range(layers):
-        sizes = _sizes(checkpoint, layer, whole=True, rows=entered.rows)
-        cost = _layer_cost(sizes, entered, _compute_item(named, entered.item, sizes.item))
-        read, flops, peak = read + sizes.read, flops + cost.flops, max(peak, cost.bytes)
-    return Cost(peak, 0, flops), read
 
 
 def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes) -> Plan:
@@ -312,12 +127,12 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
         message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
     )
     checkpoint.require_usable()
-    entered, named = _input(store, checkpoint, message, tensors), message.overrides.dtype
+    entered, named = input_of(store, checkpoint, message, tensors), message.overrides.dtype
     whole = message.part != "ffn" or entered.texts is not None
-    sizes = _sizes(checkpoint, message.layer, whole=whole, rows=entered.rows)
+    sizes = sizes_of_layer(checkpoint, message.layer, whole=whole, rows=entered.rows)
     if message.expert is not None:
-        sizes = _alone(sizes, network_size(layer_tensors(checkpoint, message.layer).network(message.expert)))
-    item = _compute_item(named, entered.item, sizes.item)
+        sizes = one_network(sizes, network_size(layer_tensors(checkpoint, message.layer).network(message.expert)))
+    item = compute_item(named, entered.item, sizes.item)
     width, rows = sizes.network.d, entered.rows
     held = rows * width * entered.item
     if message.part == "attention" and sizes.attention is not None:
@@ -325,19 +140,19 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
         cost = attention_cost(sizes.attention, batch, tokens, item)
         cost, read = cost._replace(held=cost.held + sizes.attention.held), sizes.attention.read
     elif message.part == "layer":
-        cost, read = _layer_cost(sizes, entered, item), sizes.read
+        cost, read = layer_cost(sizes, entered, item), sizes.read
     elif message.capture is not None and set(message.capture) <= WITHOUT_WEIGHTS and entered.texts is None:
         cost, read = Cost(sizes.network.held + 2 * rows * width * item, 8 * rows * width, 0), sizes.read
     else:
-        cost = _feed_forward_cost(sizes, rows, item, recombined=min(rows, 32))
+        cost = feed_forward_cost(sizes, rows, item, recombined=min(rows, 32))
         cost, read = cost._replace(held=cost.held + sizes.held), sizes.read
     if message.return_tensors and message.dtype == "float32" and item != 4:
         cost = cost._replace(held=cost.held + 4 * cost.held // item)
     below, below_read = Cost(0, 0, 0), 0
     if entered.texts is not None:
-        below, below_read = _below(checkpoint, message.layer, entered, named)
+        below, below_read = cost_below(checkpoint, message.layer, entered, named)
         if message.part == "ffn":
-            attended = _layer_cost(sizes, entered, item)
+            attended = layer_cost(sizes, entered, item)
             below = Cost(max(below.bytes, attended.bytes - sizes.network.held), 0, below.flops)
     cost = Cost(max(cost.held + held, below.bytes + held - cost.transient), cost.transient, cost.flops + below.flops)
     return _planned(
@@ -348,18 +163,18 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
 def _likelihood(store: CheckpointStore, message: LikelihoodRequest, tensors: Shapes) -> Plan:
     checkpoint = store.open(message.checkpoint, family=message.family, family_row=message.family_row)
     checkpoint.require_usable()
-    cost, read = _text(checkpoint, _input(store, checkpoint, message, tensors), message.dtype)
+    cost, read = _text(checkpoint, input_of(store, checkpoint, message, tensors), message.dtype)
     return _planned(read, cost)
 
 
-def _text(checkpoint: Checkpoint, entered: _Input, named: str | None) -> tuple[Cost, int]:
+def _text(checkpoint: Checkpoint, entered: PlanInput, named: str | None) -> tuple[Cost, int]:
     """A text's likelihood through all layers and the head, and the bytes read for it."""
-    below, read = _below(checkpoint, layer_count(checkpoint), entered, named)
+    below, read = cost_below(checkpoint, layer_count(checkpoint), entered, named)
     head = head_entry(checkpoint) or embedding_entry(checkpoint)
     if head is None or len(head.shape) != 2:
         raise InvalidValue("there is no output head", field="checkpoint")
     vocabulary, width = head.shape
-    item = _compute_item(named, entered.item, head.bytes // max(1, prod(head.shape)))
+    item = compute_item(named, entered.item, head.bytes // max(1, prod(head.shape)))
     stored = min(head.bytes, HEAD_BYTES)
     rows = max(1, min(vocabulary, stored * vocabulary // max(1, head.bytes)))
     logits = min(LOGITS_BYTES, rows * (2 * entered.rows + width) * item)
@@ -378,7 +193,7 @@ NORM_OUTPUTS = 2
 
 def _norms(store: CheckpointStore, message: NormStatisticsRequest, tensors: Shapes) -> Plan:
     if message.checkpoint is None:
-        found = _posted(message.x, tensors, "x", 8)
+        found = posted_input(message.x, tensors, "x", 8)
         if found is None:
             raise InvalidValue("x is missing", field="x")
         entered = found
@@ -387,7 +202,7 @@ def _norms(store: CheckpointStore, message: NormStatisticsRequest, tensors: Shap
             message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
         )
         checkpoint.require_usable()
-        entered = _input(store, checkpoint, message, tensors)
+        entered = input_of(store, checkpoint, message, tensors)
     elements = entered.rows * entered.width
     dense = 3 * elements * entered.width * 8 if message.jacobian else 0
     together = min(elements, max(entered.width, ELEMENTS_AT_ONCE))
@@ -405,8 +220,8 @@ NORM_PRODUCTS = 4
 
 def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors: Shapes) -> Plan:
     if message.checkpoint is None:
-        entered = _posted(message.x, tensors, "x", 8)
-        matrix = _posted(message.matrix, tensors, "matrix", 8)
+        entered = posted_input(message.x, tensors, "x", 8)
+        matrix = posted_input(message.matrix, tensors, "matrix", 8)
         if entered is None or matrix is None:
             raise InvalidValue("x or matrix is missing", field="x")
         item, d = max(4, entered.item, matrix.item), entered.width
@@ -423,7 +238,7 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
     if message.layer is None:
         raise InvalidValue("layer is missing", field="layer")
     size = network_size(layer_tensors(checkpoint, message.layer).network(None))
-    entered = _input(store, checkpoint, message, tensors)
+    entered = input_of(store, checkpoint, message, tensors)
     item, rows, d, m = max(4, entered.item, size.item), entered.rows, size.d, size.m
     dense = d <= message.dense_up_to
     at_once = min(rows, rows_at_once(d, m)) if dense else 1
@@ -437,7 +252,7 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
     return _planned(size.read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,)))
 
 
-def _coupled_parts(sizes: _LayerSizes, rows: int, item: int, message: JacobiansRequest) -> list[Cost]:
+def _coupled_parts(sizes: LayerSizes, rows: int, item: int, message: JacobiansRequest) -> list[Cost]:
     """What is differentiated through, its weights counted: as stored, and as they are cast once for all products."""
     parts: list[Cost] = []
     if sizes.attention is not None and message.part != "mixture":
@@ -445,7 +260,7 @@ def _coupled_parts(sizes: _LayerSizes, rows: int, item: int, message: JacobiansR
         parts.append(cost._replace(held=2 * cost.held + _with_cast(size, item)))
     if message.part != "attention":
         networks = [*sizes.always, *([] if sizes.expert is None else sizes.routed * [sizes.expert])]
-        cost = _feed_forward_cost(sizes, rows, item, recombined=0)
+        cost = feed_forward_cost(sizes, rows, item, recombined=0)
         parts.append(cost._replace(held=2 * cost.held + sum(_with_cast(size, item) for size in networks)))
     return parts
 
@@ -454,7 +269,7 @@ def _with_cast(size: NetworkSize | AttentionSize, item: int) -> int:
     return size.held + (item * size.elements if item != size.item else 0)
 
 
-def _separate_cost(sizes: _LayerSizes, rows: int, item: int, message: JacobiansRequest) -> Cost:
+def _separate_cost(sizes: LayerSizes, rows: int, item: int, message: JacobiansRequest) -> Cost:
     """The parts that treat every token by itself: each network at the tokens that pass it."""
     peak = jacobian_cost(sizes.network, rows, item, message)
     if sizes.expert is None:
@@ -467,15 +282,15 @@ def _separate_cost(sizes: _LayerSizes, rows: int, item: int, message: JacobiansR
 def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shapes) -> Plan:
     checkpoint = store.serving(message.checkpoint)
     checkpoint.require_usable()
-    entered = _input(store, checkpoint, message, tensors)
+    entered = input_of(store, checkpoint, message, tensors)
     coupled = message.part in COUPLED_PARTS
     every = [
-        _sizes(checkpoint, layer, whole=coupled and message.part != "mixture", rows=entered.rows)
+        sizes_of_layer(checkpoint, layer, whole=coupled and message.part != "mixture", rows=entered.rows)
         for layer in message.layers
     ]
     if message.expert is not None:
         every = [
-            _alone(sizes, network_size(layer_tensors(checkpoint, layer).network(message.expert)))
+            one_network(sizes, network_size(layer_tensors(checkpoint, layer).network(message.expert)))
             for layer, sizes in zip(message.layers, every, strict=True)
         ]
     placements = message.placement if isinstance(message.placement, tuple) else (message.placement,)
@@ -500,9 +315,9 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
         text, through = entered._replace(texts=(1, entered.rows)), max(message.layers) + 1
         # The coupled parts begin anew for each layer; the others go up once, through attention of the highest.
         for layers in message.layers if coupled else (through,):
-            below, _ = _below(checkpoint, layers, text, None)
+            below, _ = cost_below(checkpoint, layers, text, None)
             peak, flops = max(peak, below.bytes), flops + below.flops
-        read = max(read, _below(checkpoint, through, text, None)[1] + entered.read)
+        read = max(read, cost_below(checkpoint, through, text, None)[1] + entered.read)
     pinned = store.pinned_bytes(message.checkpoint, message.layers)
     return _planned(read, Cost(peak + held, 0, flops), pinned=pinned)
 
@@ -532,7 +347,7 @@ def _explain(store: CheckpointStore, message: ExplainRequest, tensors: Shapes) -
     """
     checkpoint = store.serving(message.checkpoint)
     checkpoint.require_usable()
-    network = _sizes(checkpoint, message.layer, whole=False, rows=1).network
+    network = sizes_of_layer(checkpoint, message.layer, whole=False, rows=1).network
     stages = {stage_of(name)[1] for name in tensors}
     rows = max((prod(tensor.shape[:-1]) for tensor in tensors.values()), default=0)
     posted = sum(prod(tensor.shape) * DTYPE_BITS.get(tensor.dtype, 32) // 8 for tensor in tensors.values())
@@ -568,7 +383,7 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
     known = checkpoint.family is not None and checkpoint.trunk is not None
     for layer in (*checkpoint.layer_indices[:1], *checkpoint.layer_indices[-1:]) if known else ():
         try:
-            largest = max(largest, _sizes(checkpoint, layer, whole=False, rows=1).network.held)
+            largest = max(largest, sizes_of_layer(checkpoint, layer, whole=False, rows=1).network.held)
         except GlassblockError:  # what does not fit is a finding, and no reason not to audit
             continue
     total = checkpoint.bytes
@@ -579,7 +394,7 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
         return _planned(total, cost)
     try:
         checkpoint.require_usable()
-        entered = _text_input(checkpoint, looked_at(ids))
+        entered = text_input(checkpoint, looked_at(ids))
         once, read = _text(checkpoint, entered, None)
     except GlassblockError:  # such a model is not asked, and the report says why
         return _planned(total, cost)
@@ -590,7 +405,7 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
     return _planned(total + passes * read, Cost(max(cost.bytes, asked.bytes), 0, asked.flops))
 
 
-_MESSAGES: Mapping[PlannedOperation, type[Request]] = {
+MESSAGES: Mapping[PlannedOperation, type[Request]] = {
     "run_block": BlockRunRequest,
     "explain_block": ExplainRequest,
     "norm_statistics": NormStatisticsRequest,
@@ -599,7 +414,7 @@ _MESSAGES: Mapping[PlannedOperation, type[Request]] = {
     "likelihoods": LikelihoodRequest,
     "start_audit": AuditRequest,
 }
-_PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]] = {
+PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]] = {
     "run_block": _block_run,
     "explain_block": _explain,
     "norm_statistics": _norms,

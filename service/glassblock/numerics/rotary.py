@@ -162,6 +162,12 @@ def rotate(
     if rotary.arrangement is Arrangement.PAIRS:
         result = torch.stack(pair, dim=-1).flatten(-2)
     else:
-        result = torch.cat(pair, dim=-1)
+        result = _beside(*pair)
     result = result.to(values.dtype)
-    return result if passed.shape[-1] == 0 else torch.cat((result, passed), dim=-1)
+    return result if passed.shape[-1] == 0 else _beside(result, passed)
+
+
+def _beside(first: Tensor, second: Tensor) -> Tensor:
+    """Both along the channels, the heads of a token beside each other in memory: attention's output then lies so too,
+    and its heads merge without a copy."""
+    return torch.cat((first.transpose(-3, -2), second.transpose(-3, -2)), dim=-1).transpose(-3, -2)

@@ -10,12 +10,17 @@ from gates import edit_networks, exchange, lay_fused, train
 from glassblock.audit import gate_loading, gather
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.evidence import Evidence
+from glassblock.audit.gate_plans import gate_plans
+from glassblock.audit.gate_screens import GateScreens
+from glassblock.audit.network_sketch import SAMPLED
 from glassblock.audit.question import Hash
+from glassblock.audit.read_ahead import ReadAhead
 from glassblock.checkpoint import reading
-from glassblock.checkpoint.layers import Expert, LayerTensors, resolve_layer
+from glassblock.checkpoint.layers import Expert, LayerTensors, resolve_layer, resolve_layers
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Report
 from makers import Tiny, tiny_checkpoint
+from safetensors.torch import load_file
 from torch import Tensor
 
 TINY = Tiny(hidden=96, intermediate=128, expert_width=104)
@@ -48,13 +53,19 @@ def covered(report: Report) -> dict[str, int]:
 def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Bytes read of each tensor."""
     read: dict[str, int] = {}
-    real: Callable[..., None] = reading._fill_from
+    alone: Callable[..., None] = reading._fill_from
+    in_runs: Callable[..., Any] = ReadAhead._seen
 
     def counted(descriptor: int, entry: Any, offset: int, flat: Tensor) -> None:
         read[entry.name] = read.get(entry.name, 0) + flat.numel()
-        real(descriptor, entry, offset, flat)
+        alone(descriptor, entry, offset, flat)
+
+    def seen(ahead: ReadAhead, span: Any, flat: Tensor) -> Any:
+        read[span.entry.name] = read.get(span.entry.name, 0) + flat.numel()
+        return in_runs(ahead, span, flat)
 
     monkeypatch.setattr(reading, "_fill_from", counted)
+    monkeypatch.setattr(ReadAhead, "_seen", seen)
     return read
 
 
@@ -206,3 +217,23 @@ def test_torch_has_its_threads_back(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 20, 1000])
+@pytest.mark.parametrize(("family", "neurons"), [("llama", 40), ("llama", 112), ("llama", 191), ("phi3", 112)])
+def test_the_neurons_that_are_kept_whole_are_the_same_in_pieces_of_any_length(
+    family: str, neurons: int, rows: int, tmp_path: Path
+) -> None:
+    directory = tiny_checkpoint(family, tmp_path, tiny=Tiny(intermediate=neurons, layers=1))
+    opened, stored = open_checkpoint(directory), load_file(directory / "model.safetensors")
+    plans, _ = gate_plans(opened, resolve_layers(opened)[0], {})
+    ((_, sketch),) = GateScreens(plans, device=torch.device("cpu")).sketches()
+    sketch.give(lambda entry: iter(stored[entry.name].split(rows)))
+    mlp = "model.layers.0.mlp."
+    if family == "phi3":
+        gate, up = stored[f"{mlp}gate_up_proj.weight"].chunk(2)
+    else:
+        gate, up = (stored[f"{mlp}{part}_proj.weight"] for part in ("gate", "up"))
+    step = max(1, neurons // SAMPLED)
+    assert sketch.sampled["gate"].equal(gate[::step][:SAMPLED])
+    assert sketch.sampled["up"].equal(up[::step][:SAMPLED])

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import json
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from glassblock.audit.question import Hash
 from glassblock.audit.read_ahead import ReadAhead
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.reading import ReadMeter, read_run, read_span
 from glassblock.errors import DamagedCheckpoint
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,10 +36,9 @@ def entries_of(path: Path) -> list[TensorEntry]:
     return list(read_container(path).entries.values())
 
 
-def ahead_of(entries: list[TensorEntry], *, kind: Hash = "fast", cuts: list[int] | None = None) -> ReadAhead[Tensor]:
+def ahead_of(entries: list[TensorEntry], *, kind: Hash = "fast", cuts: list[int] | None = None) -> ReadAhead:
     return ReadAhead(
         entries,
-        lambda _entry, piece: piece,
         chunk_bytes=256,
         device=CPU,
         meter=ReadMeter(),
@@ -46,7 +47,7 @@ def ahead_of(entries: list[TensorEntry], *, kind: Hash = "fast", cuts: list[int]
     )
 
 
-def taken(ahead: ReadAhead[Tensor], entry: TensorEntry) -> Tensor:
+def taken(ahead: ReadAhead, entry: TensorEntry) -> Tensor:
     parts = [piece.clone() for piece in ahead.pieces(entry)]
     return torch.cat(parts) if parts else torch.empty(0)
 
@@ -120,7 +121,7 @@ def test_it_stops_in_the_middle_of_a_tensor(file: Path) -> None:
     ahead.close()
 
 
-def test_no_more_than_two_pieces_are_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_two_pieces_are_ahead(file: Path) -> None:
     buffers: set[int] = set()
     entries = entries_of(file)
     ahead = ahead_of(entries)
@@ -138,35 +139,82 @@ def test_another_order_is_refused(file: Path) -> None:
     ahead.close()
 
 
-def test_the_first_look_is_taken_by_the_thread_that_reads(file: Path) -> None:
-    entries, names = entries_of(file), set[str]()
+def test_what_lies_side_by_side_is_read_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = sorted(entries_of(file), key=lambda entry: entry.start)
+    reads: list[int] = []
 
-    def look(entry: TensorEntry, piece: Tensor) -> tuple[str, float]:
-        names.add(threading.current_thread().name)
-        return entry.name, float(piece.sum())
+    def counted(spans: list[TensorEntry], start: int, flat: Tensor) -> bool:
+        reads.append(flat.numel())
+        return read_run(spans, start, flat)
 
-    ahead = ReadAhead(entries, look, chunk_bytes=256, device=CPU, meter=ReadMeter())
+    monkeypatch.setattr("glassblock.audit.read_ahead.read_run", counted)
+    ahead = ReadAhead(entries, chunk_bytes=1 << 20, device=CPU, meter=(meter := ReadMeter()))
     for entry in entries:
-        found = list(ahead.pieces(entry))
-        assert {name for name, _ in found} <= {entry.name}
-        expected = torch.frombuffer(bytearray(bytes_of(entry)) or bytearray(4), dtype=torch.float32).sum()
-        # Sums of up to 2,000 float32 numbers in another order.
-        assert sum(total for _, total in found) == pytest.approx(float(expected), abs=1e-3)
+        assert taken(ahead, entry).numpy().tobytes() == bytes_of(entry)
     ahead.close()
-    assert names == {"glassblock-read-ahead"}
+    assert reads == [sum(entry.bytes for entry in entries)]
+    assert (meter.bytes, meter.tensors) == (reads[0], len(entries))
 
 
-def test_a_look_that_fails_is_told_where_its_tensor_is_taken(file: Path) -> None:
+def test_bytes_that_torch_could_not_take_from_a_shared_buffer_are_read_apart(tmp_path: Path) -> None:
+    # Three bytes, then numbers of four: side by side in the file, and not where a float32 may begin.
+    save_file({"numbers": torch.ones(2)}, tmp_path / "plain.safetensors")
+    header = {
+        "a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    body = bytes([1, 2, 3]) + bytes_of(entries_of(tmp_path / "plain.safetensors")[0])
+    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+    entries = entries_of(tmp_path / "odd.safetensors")
+    ahead = ahead_of(entries)
+    assert taken(ahead, entries[0]).tolist() == [1, 2, 3]
+    assert taken(ahead, entries[1]).tolist() == [1.0, 1.0]
+    ahead.close()
+
+
+def test_a_thread_that_fails_does_not_let_its_caller_wait(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise ArithmeticError
+
+    monkeypatch.setattr("glassblock.audit.read_ahead.read_run", broken)
     entries = entries_of(file)
-
-    def look(entry: TensorEntry, piece: Tensor) -> Tensor:
-        if entry is entries[0]:
-            raise ArithmeticError
-        return piece
-
-    ahead = ReadAhead(entries, look, chunk_bytes=256, device=CPU, meter=ReadMeter())
+    ahead = ahead_of(entries)
     with pytest.raises(ArithmeticError):
         taken(ahead, entries[0])
+    ahead.close()
+
+
+def test_a_tensor_left_in_the_middle_does_not_disturb_the_next(file: Path) -> None:
+    entries = entries_of(file)
+    ahead = ahead_of(entries)
+    next(ahead.pieces(entries[0]))
+    for entry in entries[1:]:
+        assert taken(ahead, entry).numpy().tobytes() == bytes_of(entry)
+    ahead.close()
+
+
+def test_a_piece_stands_while_what_follows_cannot_be_read_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = sorted(entries_of(file), key=lambda entry: entry.start)
+    read_alone = threading.Event()
+
+    def at_first(spans: list[TensorEntry], start: int, flat: Tensor) -> bool:
+        return start == entries[0].start and read_run(spans, start, flat)
+
+    def alone(entry: TensorEntry, start: int, flat: Tensor) -> None:
+        read_span(entry, start, flat)
+        read_alone.set()
+
+    monkeypatch.setattr("glassblock.audit.read_ahead.read_run", at_first)
+    monkeypatch.setattr("glassblock.audit.read_ahead.read_span", alone)
+    ahead = ahead_of(entries)
+    pieces = ahead.pieces(entries[0])
+    first = next(pieces)
+    assert read_alone.wait(5)
+    assert first.numpy().tobytes() == bytes_of(entries[0])[: first.nbytes]
+    parts = [first.clone(), *(piece.clone() for piece in pieces)]
+    assert torch.cat(parts).numpy().tobytes() == bytes_of(entries[0])
     for entry in entries[1:]:
         assert taken(ahead, entry).numpy().tobytes() == bytes_of(entry)
     ahead.close()

@@ -13,7 +13,7 @@ NUMBERS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 def sketch_of(tensor: Tensor, *, step: int = 1 << 20) -> TensorSketch:
     sketch = TensorSketch()
     for piece in tensor.flatten().split(step):
-        sketch = sketch.and_then(piece, piece.float() if piece.dtype.itemsize == 2 else piece)
+        sketch = sketch.and_then(piece)
     return sketch
 
 

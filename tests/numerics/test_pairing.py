@@ -45,3 +45,22 @@ def test_permuted_rows_are_noise() -> None:
 def test_one_row_or_rows_all_alike_tell_nothing() -> None:
     assert pairing_z(rows(1), rows(1)) is None
     assert pairing_z(rows(1).expand(5, 32), rows(5)) is None or abs(pairing_z(rows(1).expand(5, 32), rows(5)) or 0) < 3
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_no_scale_matters(scale: float) -> None:
+    left, right = rows(64), rows(64, seed=1) + 0.7 * rows(64)
+    z = pairing_z(left, right)
+    assert z is not None
+    assert pairing_z(left * scale, right) == pytest.approx(z, rel=1e-4)  # float32 cosines
+
+
+def test_rows_that_are_constant_or_zero_have_no_cosine() -> None:
+    left, right = rows(64), rows(64, seed=1) + 0.7 * rows(64)
+    left[3], right[5] = 7.0, 0.0
+    units = [centred_unit_rows(side).rows for side in (left, right)]
+    squares = (units[0] @ units[1].T).square()
+    assert squares[3].abs().max() == squares[:, 5].abs().max() == 0
+    centred = squares - squares.mean(0) - squares.mean(1, keepdim=True) + squares.mean()
+    expected = float((squares.trace() - squares.sum() / 64) / (centred.square().sum() / 63).sqrt())
+    assert pairing_z(left, right) == pytest.approx(expected, rel=1e-4)

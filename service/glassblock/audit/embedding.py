@@ -1,7 +1,6 @@
 """How large the embedding's rows are, which decides how much an epsilon matters to the first norm."""
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -15,6 +14,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import scale_of
 from glassblock.errors import DamagedCheckpoint
 from glassblock.numerics.norms import norm_kind_named
+from glassblock.numerics.squared_lengths import row_squares
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,32 @@ class EmbeddingPlan:
     multiplier: float
     rounded: bool
 
-    def mean_squares(self, piece: Float[Tensor, " n"], wide: Float[Tensor, " n"]) -> Float[Tensor, " rows"]:
+    def mean_squares(self, piece: Float[Tensor, " n"], squares: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         """Mean square of each row in a piece of whole rows, in the arithmetic of the models.
 
         Args:
             piece: As stored.
-            wide: The same in float32 at least.
+            squares: Of its rows, the squared lengths.
         """
-        rows = wide.view(-1, self.width)
+        multiplier = self.multiplier
         if self.rounded:
-            stored = piece.view(-1, self.width)
+            stored, multiplier = piece.view(-1, self.width), 1.0
             rows = stored * torch.tensor(self.multiplier, dtype=stored.dtype, device=stored.device)
-            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        lengths = cast("Tensor", torch.linalg.vector_norm(rows, dim=-1)).to("cpu", torch.float64)
-        return (lengths * (1.0 if self.rounded else self.multiplier)).square_() / self.width
+            squares = row_squares(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        return squares.to("cpu", torch.float64) * (multiplier**2 / self.width)
 
     def energy(self, every: Float[Tensor, " rows"]) -> EmbeddingEnergy | None:
         """The rows' energies in three numbers; None where no row has any."""
-        some = every[every.isfinite() & (every > 0)].sort().values
+        some = every[every.isfinite() & (every > 0)]
         if not len(some):
             return None
         return EmbeddingEnergy(
             tensor=self.tensor,
             rows=len(some),
             zero_rows=int((every == 0).sum()),
-            least=float(some[0]),
-            median=float(some[(len(some) - 1) // 2]),
-            most=float(some[-1]),
+            least=float(some.min()),
+            median=float(some.median()),
+            most=float(some.max()),
             multiplier=self.multiplier,
         )
 

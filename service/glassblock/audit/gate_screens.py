@@ -1,9 +1,13 @@
-"""The gates of all networks as they go by: each is screened when its last row has passed, and its sums are let go."""
+"""The gates of all networks as they go by: when the last row of one has passed, its sums are what is left of it.
+
+Networks are screened some at a time. What is done to one takes a few hundred calls on small tensors, and between two
+pieces of weights these would find the processor's caches full of numbers: that doubles their time.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -19,6 +23,8 @@ from glassblock.numerics.sign_screen import SignScreen, SignSums, screen_signs, 
 
 Key = tuple[int, Expert]
 """A network: its layer, and which one of it."""
+
+_WAITING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class GateScreens:
         self._open: dict[int, int] = defaultdict(int)
         self._device = device
         self._plans = tuple(plans)
+        self._waiting: list[tuple[GatePlan, NetworkSketch]] = []
         for plan in self._plans:
             self._open[plan.layer] += isinstance(plan.network.expert, int)
 
@@ -67,7 +74,7 @@ class GateScreens:
                     plan.network,
                     plan.neurons,
                     plan.width,
-                    _signs_of(plan),
+                    partial(_signs, plan.neurons),
                     self._device,
                     self._closing(plan),
                 ),
@@ -81,8 +88,9 @@ class GateScreens:
             return None if left_out else self._together.get(layer)
         return _together([sums for expert, sums in kept.items() if expert not in left_out])
 
-    def _closing(self, plan: GatePlan) -> Callable[[NetworkSketch], None]:
-        def closed(sketch: NetworkSketch) -> None:
+    def settle(self) -> None:
+        """Screen the networks that wait; to be called once all have gone by."""
+        for plan, sketch in self._waiting:
             found = _screened(sketch)
             expert = plan.network.expert
             self.networks[plan.layer, expert] = found
@@ -91,6 +99,13 @@ class GateScreens:
                 self._open[plan.layer] -= 1
                 if not self._open[plan.layer]:
                     self._layer_closed(plan.layer)
+        self._waiting.clear()
+
+    def _closing(self, plan: GatePlan) -> Callable[[NetworkSketch], None]:
+        def closed(sketch: NetworkSketch) -> None:
+            self._waiting.append((plan, sketch))
+            if len(self._waiting) * sketch.bytes > _WAITING_BYTES:
+                self.settle()
 
         return closed
 
@@ -104,14 +119,10 @@ class GateScreens:
             del self._sums[layer]
 
 
-def _signs_of(plan: GatePlan) -> Callable[[], Tensor]:
-    """The same signs for all experts of a layer, so that their sums add up to those of the experts together."""
-    return lambda: _signs(plan.neurons, plan.layer)
-
-
 @lru_cache(maxsize=4)
-def _signs(neurons: int, layer: int) -> Tensor:
-    return screen_signs(neurons, seed=layer)
+def _signs(neurons: int) -> Tensor:
+    """The same for all networks of one size, so that the sums of experts add up to those of the experts together."""
+    return screen_signs(neurons, seed=0)
 
 
 def _together(parts: list[dict[Role, SignSums]]) -> GateScreen | None:

@@ -6,7 +6,6 @@ again, for the certified test, and of a large one only some channels are held. S
 the sketches, whatever the number of layers.
 """
 
-import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from glassblock.audit.gate_screens import GateScreens
 from glassblock.audit.gate_study import Again, gate_study
 from glassblock.audit.grain import Grain
 from glassblock.audit.layer_numbers import gain_moments, gain_offsets
-from glassblock.audit.network_sketch import NetworkSketch, Tap, feed
+from glassblock.audit.network_sketch import NetworkSketch, Rows, Tap, feed
 from glassblock.audit.neuron_numbers import Weighed
 from glassblock.audit.one_thread import one_thread
 from glassblock.audit.orientation import orientation_study
@@ -43,6 +42,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks
 from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
+from glassblock.numerics.squared_lengths import row_squares
 
 CPU_CHUNK_BYTES = 2 << 20
 """A piece that stays in a cache while it is looked at several times."""
@@ -59,6 +59,7 @@ def gather(
     device: torch.device,
     progress: Progress,
     cancelled: Callable[[], bool],
+    seen: Callable[[str, TensorValues], None] = lambda _name, _values: None,
 ) -> Evidence:
     """Read the checkpoint once and keep what the rules need.
 
@@ -69,6 +70,7 @@ def gather(
         device: Where the tensors go.
         progress: Told (bytes done, bytes in all, what comes next) before each tensor.
         cancelled: Asked at the same places.
+        seen: Told each tensor's values once it was read.
 
     Raises:
         AuditCancelled: `cancelled` answered true.
@@ -81,7 +83,7 @@ def gather(
     plans, unasked = gate_plans(checkpoint, layers, unread)
     screens = GateScreens(plans, device=device)
     weighed = WeighedNetworks(checkpoint, layers, planned=_dense(plans), unread=unread)
-    sweep = _Pass(checkpoint, layers, device=device, unread=unread, keep=weighed.biases)
+    sweep = _Pass(checkpoint, layers, device=device, unread=unread, keep=weighed.biases, seen=seen)
     stored: list[tuple[GatePlan, NetworkSketch]] = []
     for plan, sketch in screens.sketches():
         if plan.stored:
@@ -111,12 +113,14 @@ def gather(
             tell(sweep.labels.get(entry.name, entry.name))
             sweep.take(entry, ahead.pieces(entry))
             done += entry.bytes
-        # On one thread too: to wake a second one for some ten thousand numbers takes longer than to sort them.
+        screens.settle()
+        # On one thread too: to wake a second one takes longer than to look at some ten thousand numbers.
         embedding = None if sweep.embedding is None else sweep.embedding.energy(sweep.mean_squares)
     judging = question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules)
     for plan, sketch in stored if judging else ():
         tell(f"layer {plan.layer} dequantised")
         sweep.dequantise(sketch)
+    screens.settle()
     copies = _equal_copies(sweep, cancelled)
     head_is_embedding = _head_is_embedding(sweep, ahead)
     codes = codes_like_numbers(checkpoint.entries)
@@ -176,6 +180,7 @@ class _Pass:
     device: torch.device
     unread: dict[str, str]
     keep: frozenset[str]
+    seen: Callable[[str, TensorValues], None]
     meter: ReadMeter = field(default_factory=ReadMeter)
     values: dict[str, TensorValues] = field(default_factory=dict[str, TensorValues])
     mean_squares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
@@ -189,6 +194,7 @@ class _Pass:
     def __post_init__(self) -> None:
         self.embedding = embedding_plan(self.checkpoint, longest_row=self.chunk_bytes)
         self.gain_offsets = gain_offsets(self.layers)
+        self._wide = _Wide(self.device)
 
     @property
     def chunk_bytes(self) -> int:
@@ -208,9 +214,7 @@ class _Pass:
         if _row_bytes(entry) <= self.chunk_bytes:
             self.taps.setdefault(entry.name, []).append(tap)
 
-    def ahead(
-        self, steps: list[TensorEntry], question: AuditQuestion, plans: tuple[GatePlan, ...]
-    ) -> "ReadAhead[_Piece]":
+    def ahead(self, steps: list[TensorEntry], question: AuditQuestion, plans: tuple[GatePlan, ...]) -> ReadAhead:
         """The reading of all tensors, in order. Of experts in stacks each slice has a hash of its own."""
         for taps in self.taps.values():
             taps.sort(key=lambda tap: tap.start)
@@ -222,7 +226,6 @@ class _Pass:
                     cuts.setdefault(entry.name, []).append(entry.stop - whole.start)
         return ReadAhead(
             steps,
-            _FirstLook(self.device),
             chunk_bytes=self.chunk_bytes,
             device=self.device,
             meter=self.meter,
@@ -230,20 +233,24 @@ class _Pass:
             cuts=lambda entry: sorted(cuts.get(entry.name, ())),
         )
 
-    def take(self, entry: TensorEntry, pieces: "Iterator[_Piece]") -> None:
+    def take(self, entry: TensorEntry, pieces: Iterator[Tensor]) -> None:
         """Look at one tensor."""
-        sketch, passed = TensorSketch(), 0
+        sketch, passed, float_codes = TensorSketch(), 0, entry.dtype in FLOAT_CODES
         taps, width = self.taps.pop(entry.name, None), entry.shape[-1] if entry.shape else 1
         with self.reading(entry):
             for piece in pieces:
-                sketch = piece.sketch
-                self._measure(entry, piece.stored, piece.wide, passed)
-                if taps:
-                    feed(taps, piece.wide.view(-1, width), passed // width)
-                passed += piece.stored.numel()
+                rows = self._wide.rows_of(piece, width) if float_codes else None
+                sketch = sketch.and_then(piece, None if rows is None else float(rows.squares.sum(dtype=torch.float64)))
+                if rows is not None:
+                    self._measure(entry, piece, rows, passed)
+                    if taps:  # of tensors that come in whole rows
+                        feed(taps, rows, passed // width)
+                passed += piece.numel()
             self.values[entry.name] = sketch.values
-            if entry.dtype in FLOAT_CODES:
+            if float_codes:
                 self.grains[entry.name] = sketch.grain
+        if entry.name in self.values:
+            self.seen(entry.name, sketch.values)
 
     def dequantise(self, sketch: NetworkSketch) -> None:
         """Feed a quantised network's sketch, of which the codes have gone by."""
@@ -290,46 +297,21 @@ class _Pass:
             self.unread.setdefault(entry.name, trouble.reason)
             self.troubles.append(trouble)
 
-    def _measure(self, entry: TensorEntry, piece: Tensor, wide: Tensor, passed: int) -> None:
+    def _measure(self, entry: TensorEntry, piece: Tensor, rows: Rows, passed: int) -> None:
         """Mean squares of the embedding's rows, the size of gains, biases that are asked for."""
         if self.embedding is not None and entry.name == self.embedding.tensor:
-            if not passed:
+            start = passed // self.embedding.width
+            if not start:
                 # At once: what is allocated between two pieces keeps the allocator from using their place again.
                 self.mean_squares = torch.zeros(entry.shape[0], dtype=torch.float64)
-            found = self.embedding.mean_squares(piece, wide)
-            self.mean_squares[passed // self.embedding.width :][: len(found)] = found
-        if entry.name in self.gain_offsets and entry.dtype in FLOAT_CODES:
-            moments, before = gain_moments(piece, offset=self.gain_offsets[entry.name]), self.gains.get(entry.name)
-            if moments is not None:
-                self.gains[entry.name] = moments if before is None else before.joined(moments)
+            self.mean_squares[start : start + len(rows)] = self.embedding.mean_squares(piece, rows.squares)
+        if entry.name in self.gain_offsets:
+            moments = gain_moments(piece, rows.numbers.view(-1), offset=self.gain_offsets[entry.name])
+            before = self.gains.get(entry.name)
+            self.gains[entry.name] = moments if before is None else before.joined(moments)
         if entry.name in self.keep:
             before_this = self.kept.get(entry.name)
             self.kept[entry.name] = piece.clone() if before_this is None else torch.cat([before_this, piece])
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A piece of a tensor, the same in float32 where it was narrower, and the sketch of the tensor up to its end."""
-
-    stored: Tensor
-    wide: Tensor
-    sketch: TensorSketch
-
-
-class _FirstLook:
-    """What can be told of a piece without knowing what the tensor is for; taken while the piece before is weighed."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._buffers = itertools.cycle([_Wide(device) for _ in range(2)])
-        self._entry: TensorEntry | None = None
-        self._sketch = TensorSketch()
-
-    def __call__(self, entry: TensorEntry, piece: Tensor) -> _Piece:
-        if entry is not self._entry:
-            self._entry, self._sketch = entry, TensorSketch()
-        wide = next(self._buffers).of(piece) if entry.dtype in FLOAT_CODES else piece
-        self._sketch = self._sketch.and_then(piece, wide)
-        return _Piece(piece, wide, self._sketch)
 
 
 class _Wide:
@@ -338,7 +320,13 @@ class _Wide:
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty(0, device=device)
 
-    def of(self, piece: Tensor) -> Tensor:
+    def rows_of(self, piece: Tensor, width: int) -> Rows:
+        """The rows of a piece; where it is a part of a row, that part as one. Valid until it is called again."""
+        wide, whole = self._float32(piece), width > 0 and piece.numel() % width == 0
+        rows = wide.view(-1, width if whole else piece.numel())
+        return Rows(rows, row_squares(rows))
+
+    def _float32(self, piece: Tensor) -> Tensor:
         if piece.dtype.itemsize >= 4:
             return piece
         if self._buffer.numel() < piece.numel():
@@ -364,7 +352,7 @@ def _idle(screens: GateScreens, weighed: WeighedNetworks, sweep: _Pass) -> dict[
     return dense | weighed.idle(sweep.kept)
 
 
-def _head_is_embedding(sweep: _Pass, ahead: ReadAhead[_Piece]) -> bool | None:
+def _head_is_embedding(sweep: _Pass, ahead: ReadAhead) -> bool | None:
     """Whether the output head holds the embedding's numbers; None where one of the two cannot be told."""
     checkpoint = sweep.checkpoint
     if checkpoint.family is None or checkpoint.trunk is None:

@@ -4,6 +4,7 @@ Weights that were stored in few bits and never multiplied by their scale keep th
 trained weight leaves every grid within its first numbers, so looking costs next to nothing.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -19,7 +20,8 @@ Grid = Literal["e4m3", "e4m3fnuz", "e5m2", "e2m1", "integer"]
 _FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
 EVERY_GRID: frozenset[Grid] = frozenset({"e4m3", "e4m3fnuz", "e5m2", "e2m1", "integer"})
 _WHOLE: frozenset[Grid] = frozenset({"integer"})
-_FIRST, _SPREAD = 256, 4096  # numbers looked at before all of a piece are: its first ones, and some evenly spread
+# Numbers looked at before all of a piece are: a few, which nearly always do, its first ones, and some evenly spread.
+_FEW, _FIRST, _SPREAD = 4, 256, 4096
 _LOW_BITS = 0xFFFF
 _BEYOND_ONE_BIT, _BEYOND_THREE_BITS = 0x3FFFFF, 0xFFFFF  # after the leading bit of a float32
 
@@ -46,6 +48,12 @@ class Grain:
 
         A sample rules nearly every weight out; only where it does not are all numbers looked at.
         """
+        if (
+            not self.told
+            and piece.dtype != torch.float32
+            and _off_every_grid(cast("list[float]", piece[:_FEW].tolist()))
+        ):
+            return _NO_GRAIN
         grain, step = self, max(1, piece.numel() // _SPREAD)
         for part in (slice(_FIRST), slice(None, None, step), slice(None)):
             if grain.told or not piece.numel():
@@ -67,6 +75,14 @@ class Grain:
         narrow = narrow and not (bits & _LOW_BITS).any()
         with np.errstate(over="ignore"):
             return Grain(frozenset(grid for grid in grids if _on(grid, wide, bits)), narrow)
+
+
+def _off_every_grid(numbers: list[float]) -> bool:
+    """Whether of a few numbers one has more than four bits and one is no whole number."""
+    return any(16 * math.frexp(number)[0] % 1 for number in numbers) and any(number % 1 for number in numbers)
+
+
+_NO_GRAIN = Grain(frozenset(), narrow=False)
 
 
 def _on(grid: Grid, wide: _Wide, bits: npt.NDArray[np.int32]) -> bool:

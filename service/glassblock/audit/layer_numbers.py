@@ -5,6 +5,7 @@ No rule looks at them; tables and pictures do.
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -28,22 +29,24 @@ def gain_offsets(layers: Mapping[int, LayerTensors]) -> dict[str, float]:
     }
 
 
-def gain_moments(piece: Float[Tensor, " n"], *, offset: float) -> GainMoments | None:
-    """Of one piece of a gain; None of an empty one."""
-    if not piece.numel():
-        return None
-    wide = piece.to(torch.float64) + offset
-    narrow = (piece + offset).to(torch.float64)
-    off = (narrow - wide).abs() / wide.abs()
-    off = off[off > 0]
-    return GainMoments(
-        wide.numel(),
-        float(wide.square().sum()),
-        float(wide.min()),
-        float(wide.max()),
-        len(off),
-        float(off.max()) if len(off) else 0.0,
-    )
+def gain_moments(piece: Float[Tensor, " n"], wide: Float[Tensor, " n"], *, offset: float) -> GainMoments:
+    """Of one piece of a gain, which is not empty.
+
+    Args:
+        piece: As stored.
+        wide: The same in float32 at least.
+        offset: Added to it by its kind of norm.
+    """
+    # With numpy, whose calls cost a fifth of torch's: this is done for every norm, of a few hundred numbers.
+    exact = wide.to("cpu", torch.float64).numpy() + offset
+    off = 0, 0.0
+    if offset:
+        rounded = (piece + offset).to("cpu", torch.float64).numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = np.abs(rounded - exact) / np.abs(exact)
+        errors = errors[errors > 0]
+        off = len(errors), float(errors.max(initial=0.0))
+    return GainMoments(len(exact), float(exact @ exact), float(exact.min()), float(exact.max()), *off)
 
 
 def norm_metrics(evidence: Evidence, layer: int) -> dict[str, Metric]:

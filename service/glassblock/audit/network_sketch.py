@@ -7,7 +7,7 @@ then is a handful of numbers.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -16,10 +16,37 @@ from torch import Tensor
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.layers import NetworkTensors
 from glassblock.numerics.fused_layouts import split_groups
-from glassblock.numerics.sign_screen import ColumnSums, RowSums, SignSums, add_column_squares
+from glassblock.numerics.sign_screen import ColumnSums, RowSums, SignSums
+from glassblock.numerics.squared_lengths import column_squares, row_squares
 
-Take = Callable[[Tensor, int], None]
-"""Rows as they lie in the file, and the number of the first of them."""
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as they lie in the file.
+
+    Attributes:
+        numbers: `[r, width]`, in float32 at least.
+        squares: `[r]`, their squared lengths.
+    """
+
+    numbers: Float[Tensor, "r width"]
+    squares: Float[Tensor, " r"]
+
+    @classmethod
+    def of(cls, numbers: Float[Tensor, "r width"]) -> "Rows":
+        """Of numbers in any dtype."""
+        wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+        return cls(wide, row_squares(wide))
+
+    def __len__(self) -> int:
+        return len(self.squares)
+
+    def __getitem__(self, span: slice) -> "Rows":
+        return Rows(self.numbers[span], self.squares[span])
+
+
+Take = Callable[[Rows, int], None]
+"""Rows, and the number of the first of them."""
 
 
 @dataclass
@@ -38,7 +65,7 @@ class Tap:
     done: Callable[[], None]
 
 
-def feed(taps: list[Tap], rows: Float[Tensor, "r width"], start: int) -> None:
+def feed(taps: list[Tap], rows: Rows, start: int) -> None:
     """Give the rows of a tensor from `start` on to its taps, which are sorted; those that are done are taken out."""
     stop = start + len(rows)
     for tap in taps:
@@ -89,6 +116,12 @@ class NetworkSketch:
         self._working: dict[Role, _Sums | _Lengths] = {}
         self._open: set[Role] = set()
 
+    @property
+    def bytes(self) -> int:
+        """What it holds once it is closed."""
+        sums = (sums.sums for sums in self.sums.values())
+        return sum(held.nbytes for held in (*sums, *self.squares.values(), *self.sampled.values()))
+
     def taps(self, entries: Mapping[str, TensorEntry]) -> Iterator[tuple[str, Tap]]:
         """The taps on its tensors, by the name of the tensor.
 
@@ -111,9 +144,9 @@ class NetworkSketch:
         self._open = {role for part in self.network.weights for role in _roles(part)}
         for part, entry in self.network.weights.items():
             taps, start = sorted(self._part_taps(part, entry, 0), key=lambda tap: tap.start), 0
-            for rows in rows_of(entry):
-                feed(taps, rows, start)
-                start += len(rows)
+            for numbers in rows_of(entry):
+                feed(taps, Rows.of(numbers), start)
+                start += len(numbers)
 
     def _part_taps(self, part: str, entry: TensorEntry, start: int) -> Iterator[Tap]:
         """The taps on one weight, whose rows begin at `start`."""
@@ -153,7 +186,7 @@ class NetworkSketch:
         """Made when the first rows come, so that nothing is held for a network that is still far."""
         columns = transposed != (role == "down")
 
-        def give(rows: Tensor, start: int) -> None:
+        def give(rows: Rows, start: int) -> None:
             if role not in self._working:
                 if role == "down" or self.signs is None:
                     self._working[role] = _Lengths(self.neurons, columns=columns, device=self.device)
@@ -181,21 +214,23 @@ class _Sums:
     def __init__(self, signs: Tensor, width: int, *, columns: bool, device: torch.device) -> None:
         neurons = signs.shape[1]
         self._sums = (ColumnSums if columns else RowSums)(signs, width, device)
-        self._columns = columns
-        self._chosen = torch.arange(0, neurons, max(1, neurons // SAMPLED), device=device)[:SAMPLED]
-        self.sampled = torch.zeros(len(self._chosen), width, device=device)
+        self._step = max(1, neurons // SAMPLED)
+        self.sampled = torch.zeros(len(range(0, neurons, self._step)[:SAMPLED]), width, device=device)
 
     @property
     def squares(self) -> Tensor:
         return self._sums.squares
 
-    def add(self, rows: Tensor, start: int) -> None:
-        self._sums.add(rows, start)
-        if self._columns:
-            self.sampled[:, start : start + len(rows)] = rows[:, self._chosen].T
-        else:
-            inside = (self._chosen >= start) & (self._chosen < start + len(rows))
-            self.sampled[inside] = rows[self._chosen[inside] - start].to(self.sampled.dtype)
+    def add(self, rows: Rows, start: int) -> None:
+        if isinstance(self._sums, ColumnSums):
+            self._sums.add(rows.numbers, start)
+            columns = rows.numbers[:, :: self._step][:, : len(self.sampled)]
+            self.sampled[:, start : start + len(rows)] = columns.T
+            return
+        self._sums.add(rows.numbers, start, rows.squares)
+        first = -(-start // self._step)  # of those sampled, at or after the first of these rows
+        chosen = rows.numbers[first * self._step - start :: self._step][: max(0, len(self.sampled) - first)]
+        self.sampled[first : first + len(chosen)] = chosen
 
     def finish(self) -> SignSums:
         return self._sums.finish()
@@ -208,12 +243,11 @@ class _Lengths:
         self.squares = torch.zeros(neurons, device=device)
         self._columns = columns
 
-    def add(self, rows: Tensor, start: int) -> None:
-        wide = rows.to(torch.float32)
+    def add(self, rows: Rows, start: int) -> None:
         if self._columns:
-            add_column_squares(self.squares, wide)
+            self.squares += column_squares(rows.numbers)
         else:
-            self.squares[start : start + len(rows)] = cast("Tensor", torch.linalg.vector_norm(wide, dim=1)).square_()
+            self.squares[start : start + len(rows)] = rows.squares
 
 
 def _roles(part: str) -> tuple[Role, ...]:
@@ -222,19 +256,19 @@ def _roles(part: str) -> tuple[Role, ...]:
     return ("gate",) if part == "gate" else ("up",) if part == "up" else ("down",)
 
 
-def _split_columns(targets: list[Take], groups: int, rows: Tensor, start: int) -> None:
+def _split_columns(targets: list[Take], groups: int, rows: Rows, start: int) -> None:
     """Rows of a fused tensor whose columns are those of gate and up."""
-    for give, side in zip(targets, split_groups(rows.T, groups), strict=True):
-        give(side.T, start)
+    for give, side in zip(targets, split_groups(rows.numbers.T, groups), strict=True):
+        give(Rows(side.T, rows.squares), start)  # the squares are of both halves; of columns nobody asks for them
 
 
-def _split_rows(targets: list[Take], rows: Tensor, start: int) -> None:
+def _split_rows(targets: list[Take], rows: Rows, start: int) -> None:
     """Rows of a fused tensor of gate and up in turn; a piece may begin with either of the two."""
     for number, give in enumerate(targets):
         offset = (number - start) % 2
         give(rows[offset::2], (start + offset) // 2)
 
 
-def _moved(give: Take, by: int, rows: Tensor, start: int) -> None:
+def _moved(give: Take, by: int, rows: Rows, start: int) -> None:
     """Rows of one of several runs, by their numbers in all of them."""
     give(rows, start + by)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassblock.audit.network_sketch import NetworkSketch, Role, Tap
+from glassblock.audit.network_sketch import NetworkSketch, Role, Rows, Tap
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import FLOAT_CODES
 from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
@@ -147,8 +147,8 @@ class Weighed:
         rows, width = entry.shape
         lengths = torch.zeros(rows, dtype=torch.float64)
 
-        def take(piece: Tensor, start: int) -> None:
-            lengths[start : start + len(piece)] = torch.linalg.vector_norm(piece.to(torch.float32), dim=1).cpu()
+        def take(piece: Rows, start: int) -> None:
+            lengths[start : start + len(piece)] = piece.squares.cpu().sqrt()
 
         def done() -> None:
             self.rows[entry.name] = RowNumbers(rows, width, _spread(lengths), _bits(lengths == 0))

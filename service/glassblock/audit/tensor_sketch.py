@@ -25,18 +25,18 @@ class TensorSketch:
     values: TensorValues = field(default_factory=TensorValues)
     grain: Grain = field(default_factory=Grain)
 
-    def and_then(self, piece: Shaped[Tensor, " n"], wide: Shaped[Tensor, " n"]) -> "TensorSketch":
+    def and_then(self, piece: Shaped[Tensor, " n"], square_sum: float | None = None) -> "TensorSketch":
         """With the next piece.
 
         Args:
             piece: As stored.
-            wide: The same in float32, where it is in a narrower dtype of plain numbers.
+            square_sum: Of its numbers, where the caller has it.
         """
         if not piece.numel():
             return self
         if piece.dtype not in READ_BY_BITS:
             return TensorSketch(self.values.joined(values_of(piece)), self.grain)
-        found = values_of(piece, wide)
+        found = values_of(piece, square_sum)
         # Zero lies on every grid, so of a piece that is all zeros one number is enough.
         return TensorSketch(self.values.joined(found), self.grain.and_then(piece[:1] if found.all_zero else piece))
 
@@ -45,7 +45,7 @@ class TensorSketch:
         return TensorSketch(self.values.joined(after.values), self.grain.joined(after.grain))
 
 
-SKETCH_VERSION = 2
+SKETCH_VERSION = 3
 """Raised whenever the same bytes would give other numbers."""
 
 

@@ -26,7 +26,7 @@ class TensorValues:
             no such numbers.
         least, most: The extremes of those that are finite, where the dtype is one of real floating-point numbers; None
             where there is none.
-        square_sum: Sum of their squares, from float32 sums over pieces; not finite where a number is not. 0 for other
+        square_sum: Sum of their squares, from float32 sums over rows; not finite where a number is not. 0 for other
             dtypes.
     """
 
@@ -49,17 +49,19 @@ class TensorValues:
         """Whether there are elements, and all are zero."""
         return self.elements > 0 and not self.any_nonzero
 
-    def and_then(self, piece: Shaped[Tensor, " n"], wide: Shaped[Tensor, " n"] | None = None) -> "TensorValues":
+    def and_then(self, piece: Shaped[Tensor, " n"], square_sum: float | None = None) -> "TensorValues":
         """The same, with the next piece of the tensor looked at: flat, in order, in any dtype torch can hold.
 
         Args:
             piece: As stored.
-            wide: The same in float32, where the caller has it.
+            square_sum: Of its numbers, where the caller has it.
         """
-        return self.joined(values_of(piece, wide)) if piece.numel() else self
+        return self.joined(values_of(piece, square_sum)) if piece.numel() else self
 
     def joined(self, after: "TensorValues") -> "TensorValues":
         """Of this part of a tensor and of the part that comes after it."""
+        if not self.elements:  # as nearly always: most tensors come in one piece
+            return after
         first = self.first_non_finite
         if first is None and after.first_non_finite is not None:
             first = self.elements + after.first_non_finite
@@ -75,17 +77,16 @@ class TensorValues:
         )
 
 
-def values_of(piece: Shaped[Tensor, " n"], wide: Shaped[Tensor, " n"] | None = None) -> TensorValues:
+def values_of(piece: Shaped[Tensor, " n"], square_sum: float | None = None) -> TensorValues:
     """Of one piece alone, which is not empty; the arguments as those of `TensorValues.and_then`."""
     if piece.dtype not in READ_BY_BITS:
         return _of_another_dtype(piece)
     counts = number_counts(piece)
-    wide = piece.to(torch.promote_types(piece.dtype, torch.float32)) if wide is None else wide
     if counts is None:
+        wide = piece.to(torch.promote_types(piece.dtype, torch.float32))
         return _of_numbers(wide, torch.finfo(piece.dtype).smallest_normal, squares=True)
-    square_sum = _square_sum(wide) if counts.zero < piece.numel() else 0.0
-    if not math.isfinite(square_sum):  # squares beyond float32
-        square_sum = _square_sum(wide.double())
+    if square_sum is None or not math.isfinite(square_sum):  # squares may be beyond float32
+        square_sum = _square_sum(piece.double())
     return TensorValues(piece.numel(), 0, None, counts.zero, counts.subnormal, counts.least, counts.most, square_sum)
 
 

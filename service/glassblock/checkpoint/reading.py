@@ -18,7 +18,7 @@ from glassblock.checkpoint.changes import AlteredEntry, changed, row_bytes, soug
 from glassblock.checkpoint.container import TensorEntry
 from glassblock.checkpoint.files import fill, open_regular
 from glassblock.checkpoint.strict_json import shown
-from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
+from glassblock.errors import DamagedCheckpoint, FamilyMismatch, GlassblockError, InvalidValue
 
 STAGING_BYTES = 16 << 20
 """Length of each of the two pinned buffers through which data goes to a GPU."""
@@ -139,12 +139,7 @@ def read_chunks(
         DamagedCheckpoint, FamilyMismatch: As `read_tensor`.
     """
     dtype = torch_dtype(entry)
-    element = dtype.itemsize
-    row = element * (entry.shape[-1] if entry.shape else 1)
-    unit = row if 0 < row <= chunk_bytes else element
-    step = chunk_bytes // unit * unit
-    if step == 0:
-        raise InvalidValue(f"chunk_bytes is {chunk_bytes}, less than one element of {element} bytes")
+    step = piece_bytes(entry, chunk_bytes)
     target = torch.device(device)
     entry = unmoved(entry)
     if isinstance(entry, AlteredEntry):
@@ -166,6 +161,48 @@ def read_chunks(
             yield piece.view(dtype) if target.type == "cpu" else piece.to(target).view(dtype)
     if meter is not None:
         meter.tensors += 1
+
+
+def piece_bytes(entry: TensorEntry, chunk_bytes: int) -> int:
+    """Length of every piece of `read_chunks` but the last one.
+
+    Raises:
+        InvalidValue: `chunk_bytes` is smaller than one element.
+        FamilyMismatch: torch has no dtype for its elements.
+    """
+    element = torch_dtype(entry).itemsize
+    row = element * (entry.shape[-1] if entry.shape else 1)
+    unit = row if 0 < row <= chunk_bytes else element
+    step = chunk_bytes // unit * unit
+    if step == 0:
+        raise InvalidValue(f"chunk_bytes is {chunk_bytes}, less than one element of {element} bytes")
+    return step
+
+
+def read_run(entries: Sequence[TensorEntry], start: int, flat: Tensor) -> bool:
+    """Fill the CPU bytes `flat` from byte `start` of a file on, where these tensors of it lie side by side.
+
+    False where that file is not what it was, is too short or cannot be read: `read_span` of each tensor says why.
+    """
+    before, name = entries[0].identity, entries[0].file.name
+    real = entries[0].file.resolve() if before is None else before.real
+    try:
+        with open_regular(real, name=name) as (descriptor, now):
+            if before not in {None, now}:
+                return False
+            return fill(descriptor, memoryview(cast("bytearray", flat.numpy())), start, name=name) == flat.numel()
+    except GlassblockError:
+        return False
+
+
+def read_span(entry: TensorEntry, start: int, flat: Tensor) -> None:
+    """Fill the CPU bytes `flat` from byte `start` of the tensor on.
+
+    Raises:
+        DamagedCheckpoint, UnknownCheckpoint, AccessRefused, ServiceUnavailable: As `read_tensor`.
+    """
+    with _opened(entry) as descriptor:
+        _fill_from(descriptor, entry, start, flat)
 
 
 def reading_buffer(length: int, device: torch.device) -> Tensor:

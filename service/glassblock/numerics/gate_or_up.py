@@ -85,7 +85,7 @@ it (`least_log10_p`); below, none of 880 was."""
 
 SPREAD_ENOUGH = 400.0
 """Variance v, as drawn, from which a small z rules a conviction out: twice the 200 from which it would do, since
-sixteen draws tell v within a factor of two."""
+fifteen draws tell v within a factor of two."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.numerics.unit_rows import centred_unit_rows
+from glassblock.numerics.squared_lengths import row_squares
+from glassblock.numerics.unit_rows import CONSTANT_ROW, centred_unit_rows
+
+_LEAST, _MOST = 1e-18, 1e18  # squares of lengths that float32 can multiply with each other
 
 
 def pairing_z(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> float | None:
@@ -21,9 +24,22 @@ def pairing_z(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> float 
     n = len(left)
     if n < 2:
         return None
-    rows = centred_unit_rows(torch.cat([left, right])).rows  # at once, for this is done for every network
-    squares = (rows[:n] @ rows[n:].T).square_()
+    squares = _squared_cosines(torch.cat([left, right]).float(), n)  # at once, for this is done for every network
     centred = squares - squares.mean(0) - squares.mean(1, keepdim=True) + squares.mean()
-    variance = float(centred.square().sum()) / (n - 1)
+    variance = float(centred.square_().sum()) / (n - 1)
     excess = float(squares.trace()) - float(squares.sum()) / n
     return excess / math.sqrt(variance) if variance > 0 else None
+
+
+def _squared_cosines(rows: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "n n"]:
+    """Of each of the first n rows and each of the others; zero beside a row without a direction."""
+    mean = rows.mean(1, keepdim=True)
+    centred = rows - mean
+    lengths = row_squares(centred)
+    before = lengths + rows.shape[1] * mean[:, 0].square()
+    low, high = (float(extreme) for extreme in torch.aminmax(lengths))
+    if low > _LEAST and high < _MOST and bool((lengths > CONSTANT_ROW**2 * before).all()):  # as nearly always
+        products = (centred[:n] @ centred[n:].T).square_()
+        return products.div_(lengths[:n, None]).div_(lengths[n:])
+    units = centred_unit_rows(rows).rows
+    return (units[:n] @ units[n:].T).square_()

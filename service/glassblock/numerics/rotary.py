@@ -51,7 +51,8 @@ class Rotary:
         precision: Where the cast from float32 is.
 
     Raises:
-        InvalidValue: `dim` is odd or not positive, or theta is not above one; or LongRoPE's factors are not dim/2.
+        InvalidValue: `dim` is odd or not positive, or 2 in the dynamic form, or theta is not above one; or LongRoPE's
+            factors are not dim/2, or its original context is no longer than a token.
     """
 
     dim: int
@@ -68,6 +69,12 @@ class Rotary:
         if not (math.isfinite(self.theta) and self.theta > 1):
             raise InvalidValue(f"rope theta is {self.theta}", hint="Give a number above one.", field="theta")
         if isinstance(self.form, LongRopeForm):
+            if self.form.original_max_position_embeddings <= 1:
+                raise InvalidValue(
+                    f"LongRoPE of an original context of {self.form.original_max_position_embeddings} tokens",
+                    hint="Give the context that the model was first trained on.",
+                    field="original_max_position_embeddings",
+                )
             for name in ("short_factor", "long_factor"):
                 count = len(self.form.short_factor if name == "short_factor" else self.form.long_factor)
                 if count != self.dim // 2:
@@ -76,6 +83,12 @@ class Rotary:
                         hint="Give one factor for each pair of channels.",
                         field=name,
                     )
+        if isinstance(self.form, DynamicForm) and self.dim == 2:
+            raise InvalidValue(
+                "the dynamic form of rotary positions turns more than one pair: its base grows by dim / (dim - 2)",
+                hint="Use another form.",
+                field="dim",
+            )
         # Once, and before anything is differentiated: within a transform of torch.func it would belong to that alone.
         _ = self.frequencies
 
@@ -159,11 +172,8 @@ def rotate(
         first, second = wide[..., 0::2], wide[..., 1::2]
     # Models multiply x by the cosine and (-second, first) by the sine: the same roundings.
     pair = first * cosine - second * sine, second * cosine + first * sine
-    if rotary.arrangement is Arrangement.PAIRS:
-        result = torch.stack(pair, dim=-1).flatten(-2)
-    else:
-        result = _beside(*pair)
-    result = result.to(values.dtype)
+    paired = rotary.arrangement is Arrangement.PAIRS
+    result = (torch.stack(pair, dim=-1).flatten(-2) if paired else _beside(*pair)).to(values.dtype)
     return result if passed.shape[-1] == 0 else _beside(result, passed)
 
 

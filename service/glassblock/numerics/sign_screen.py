@@ -1,8 +1,8 @@
 """The sign symmetry in one look at a weight: T and a few drawn T from sums over pieces of it, nothing held whole.
 
 With w_i the centred rows of W and s_i fair signs, T = | sum_i c_i w_i |^2 / sum_i c_i^2 |w_i|^2 has expectation 1 for
-any scale c_i that is blind to signs. Sixteen draws of it and T itself are one small matrix times the weight, and that
-product adds up over pieces. So a weight of any size costs one pass, 17 sums of d numbers and three numbers per neuron.
+any scale c_i that is blind to signs. Fifteen draws of it and T itself are one small matrix times the weight, and that
+product adds up over pieces. So a weight of any size costs one pass, 16 sums of d numbers and three numbers per neuron.
 
 **What it is for.** z = (T - 1) / sqrt(mean (T_k - 1)^2): the drawn T_k scatter about 1, which is exact, so no draw is
 spent on a mean. It screens: a weight with a small z is not worth the certified test. It convicts nobody.
@@ -26,7 +26,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-DRAWS = 16
+from glassblock.numerics.squared_lengths import column_squares, row_squares
+
+DRAWS = 15  # with T itself sixteen rows, a whole number of vectors in every product of matrices
 _BLOCK_ENTRIES = 2**20  # a block in float32 that stays in a core's cache
 _LEAST_ROWS = 32  # from so many entries of each column its scale is taken
 _CONSTANT = 1e-6  # of a row's square: deviations from the mean that float32 cannot tell from rounding
@@ -143,21 +145,21 @@ class RowSums:
         self._shift = torch.zeros(len(self.signs), device=self.device)
         self._kept = torch.zeros(neurons, dtype=torch.bool, device=self.device)
 
-    def add(self, rows: Float[Tensor, "r d"], start: int) -> None:
-        """The rows from neuron `start` on."""
+    def add(self, rows: Float[Tensor, "r d"], start: int, squares: Float[Tensor, " r"] | None = None) -> None:
+        """The rows from neuron `start` on, and their squared lengths where the caller has them."""
         step = max(1, _BLOCK_ENTRIES // self.width)
         for first in range(0, len(rows), step):
             block = rows[first : first + step]
             span = slice(start + first, start + first + len(block))
             wide = block.to(torch.float32)
             mean = wide.mean(1)
-            squares = cast("Tensor", torch.linalg.vector_norm(wide, dim=1)).square_()
-            centred = squares - self.width * mean.square()
-            kept = centred > _CONSTANT * squares
+            length = (row_squares(wide) if squares is None else squares[first : first + step]).to(torch.float32)
+            centred = length - self.width * mean.square()
+            kept = centred > _CONSTANT * length
             scaled = self.signs[:, span] * centred.rsqrt().where(kept, 0.0)
             self._sums.addmm_(scaled, wide)
             self._shift.addmv_(scaled, mean)
-            self.squares[span], self._kept[span] = squares, kept
+            self.squares[span], self._kept[span] = length, kept
 
     def finish(self) -> SignSums:
         """What they come to."""
@@ -192,8 +194,7 @@ class ColumnSums:
         step = max(_LEAST_ROWS, _BLOCK_ENTRIES // rows.shape[1])
         for first in range(0, len(rows), step):
             wide = rows[first : first + step].to(torch.float32)
-            squares = torch.zeros_like(self.squares)
-            add_column_squares(squares, wide)
+            squares = column_squares(wide)
             if self._scale is None:
                 length = squares.sqrt()
                 floor = 0.1 * length.median()
@@ -215,16 +216,10 @@ class ColumnSums:
         return SignSums(sums, energy, rows, len(kept) - rows)
 
 
-def add_column_squares(squares: Float[Tensor, " m"], rows: Float[Tensor, "r m"]) -> None:
-    """Add the squares of each column, in place, block by block so that they stay in a cache."""
-    step = max(1, _BLOCK_ENTRIES // rows.shape[1])
-    for first in range(0, len(rows), step):
-        squares += rows[first : first + step].square().sum(0)
-
-
 def _screened(sums: Tensor, energy: float, rows: int, dropped: int) -> SignScreen:
-    values = sums.square().sum(1) / energy if energy > 0 else torch.full((len(sums),), math.nan)
-    statistic, drawn = float(values[0]), values[1:]
-    spread = float((drawn - 1).square().mean().sqrt())
+    if not energy > 0:
+        return SignScreen(math.nan, math.nan, above=False, rows=rows, dropped=dropped)
+    statistic, *drawn = cast("list[float]", (row_squares(sums) / energy).tolist())
+    spread = math.sqrt(sum((value - 1) ** 2 for value in drawn) / len(drawn))
     z = (statistic - 1) / spread if spread > 0 else math.nan
-    return SignScreen(statistic, z, bool(values[0] > drawn.max()), rows, dropped, variance=(rows * spread) ** 2 / 2)
+    return SignScreen(statistic, z, statistic > max(drawn), rows, dropped, variance=(rows * spread) ** 2 / 2)

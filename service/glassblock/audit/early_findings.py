@@ -1,6 +1,7 @@
-"""What headers and the index alone decide, told before the first tensor is read."""
+"""What is certain before all tensors are read: what headers and the index decide, and numbers that are not finite."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import MappingProxyType
 
 from glassblock.audit.evidence import Evidence
@@ -8,11 +9,14 @@ from glassblock.audit.locations import located
 from glassblock.audit.question import AuditQuestion
 from glassblock.audit.rule import Rule, apply_rule
 from glassblock.audit.structure_rules import CONTAINER_RULES, INDEX_RULES
+from glassblock.audit.values import TensorValues
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.wire.audits import Finding
 
 HEADER_RULES = frozenset(rule.name for rule in (*CONTAINER_RULES, *INDEX_RULES))
 """Rules that look at files and their headers, and at no tensor."""
+
+NON_FINITE = "tensor/non-finite"
 
 
 class Told:
@@ -40,7 +44,26 @@ class Told:
 
 def header_findings(checkpoint: Checkpoint, question: AuditQuestion, rules: Iterable[Rule]) -> Iterable[Finding]:
     """What those of `rules` find that need no tensor."""
-    nothing_read = Evidence(
+    for rule in rules:
+        if rule.name in HEADER_RULES:
+            yield from apply_rule(rule, _nothing_read(checkpoint, question))[0]
+
+
+def tensor_findings(
+    checkpoint: Checkpoint, question: AuditQuestion, rules: Iterable[Rule], name: str, values: TensorValues
+) -> Iterable[Finding]:
+    """What those of `rules` find in one tensor, whatever the others hold: only the rule of non-finite numbers can.
+
+    The report tells such tensors of several layers in one finding; here each has its own.
+    """
+    for rule in rules:
+        if rule.name == NON_FINITE and values.non_finite:
+            alone = replace(_nothing_read(checkpoint, question), values=MappingProxyType({name: values}))
+            yield from apply_rule(rule, alone)[0]
+
+
+def _nothing_read(checkpoint: Checkpoint, question: AuditQuestion) -> Evidence:
+    return Evidence(
         checkpoint=checkpoint,
         question=question,
         misfits=(),
@@ -55,6 +78,3 @@ def header_findings(checkpoint: Checkpoint, question: AuditQuestion, rules: Iter
         idle_neurons=MappingProxyType({}),
         gains=MappingProxyType({}),
     )
-    for rule in rules:
-        if rule.name in HEADER_RULES:
-            yield from apply_rule(rule, nothing_read)[0]

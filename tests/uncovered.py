@@ -92,7 +92,6 @@ UNCOVERED: tuple[str, ...] = (
     "openai-gpt",
     "pegasus",
     "pegasus_x",
-    "phi4_multimodal",
     "plbart",
     "prophetnet",
     "qwen2_audio",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import (
     MAX_CONFIG_BYTES,
@@ -56,6 +57,17 @@ def test_defaults_say_so() -> None:
     assert size_of(config(n_embd=48), GPT2, "intermediate") == Sourced(
         192, "default of family gpt2: hidden x 4", defaulted=True
     )
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "relu"])
+def test_the_first_gemma_takes_gelu_for_the_tanh_form(name: str) -> None:
+    """As its configuration class does, for the sake of the released configs, and no other Gemma's."""
+    for family in ("gemma", "paligemma"):
+        activation = ARCHITECTURES[family].network.activation
+        read = text_of(config(hidden_act=name), ARCHITECTURES[family], activation)
+        assert read == Sourced(transformers.GemmaConfig(hidden_act=name).hidden_act, "config.json: hidden_act")
+    later = text_of(config(hidden_activation=name), GEMMA3, GEMMA3.network.activation)
+    assert later.value == transformers.Gemma3TextConfig(hidden_activation=name).hidden_activation == name
 
 
 def test_aliases_of_a_key_are_tried_in_order() -> None:

@@ -114,6 +114,7 @@ def test_a_flag_has_meanings_by_its_words() -> None:
 
 FUSED = "family_row.feed_forward.fused"
 HOLDS = {"if": "holds", "name": "a"}
+SAME = {"keys": [], "default": {"of": "hidden"}}
 REFUSED: list[tuple[object, str, str]] = [
     (5, "family_row", "is a whole number, and a row is an object"),
     ([], "family_row", "is a list"),
@@ -124,7 +125,37 @@ REFUSED: list[tuple[object, str, str]] = [
     ({"like": "llama", "layer": "layers."}, "family_row.layer", "without {i}"),
     ({"like": "llama", "layer": "layers.{i.}"}, "family_row.layer", "without {i}"),
     ({"like": "llama", "layer": "layers.{i}.{k}."}, "family_row.layer", "braces that mean nothing here"),
-    ({"like": "llama", "layer": "layers.{i"}, "family_row.layer", "unpaired braces"),
+    ({"like": "llama", "layer": "layers.{i"}, "family_row.layer", "without {i}"),
+    # `format` would fill ten million places, and twice the number leaves no way to read it back.
+    ({"like": "llama", "layer": "layers.{i:010000000d}."}, "family_row.layer", "without {i}"),
+    ({"like": "llama", "layer": "layers.{i!x}."}, "family_row.layer", "without {i}"),
+    ({"like": "llama", "layer": "layers.{i}.{i}."}, "family_row.layer", "braces that mean nothing here"),
+    (
+        {"like": "llama", "layer_variants": [{"when": {"if": "holds", "name": "a"}, "changes": {"layer": "l."}}]},
+        "family_row.layer",
+        "without {i}",
+    ),
+    (
+        {"like": "llama", "trunks": [{"prefix": "m.{i}.", "head": None}]},
+        "family_row.trunks[0].prefix",
+        "braces that mean nothing here",
+    ),
+    (
+        {"like": "llama", "sizes": {"hidden": SAME | {"default": {"of": "heads"}}, "heads": SAME}},
+        "family_row.sizes.h",
+        "follows from itself",
+    ),
+    ({"like": "llama", "sizes": {"hidden": {"keys": ["d"], "default": 0}}}, "family_row.sizes.hidden", "holds 0"),
+    (
+        {"like": "llama", "sizes": {"hidden": {"keys": ["d"], "default": 8, "over": 0}}},
+        "family_row.sizes.hidden",
+        "holds 0",
+    ),
+    (
+        {"like": "llama", "branch_scale": {"of": 1.0, "over": 0.0}},
+        "family_row.branch_scale.over",
+        "is 0.0",
+    ),
     ({"like": "llama", "trunks": []}, "family_row.trunks", "is empty"),
     ({"like": "llama", "trunks": {"prefix": "a"}}, "family_row.trunks", "is an object"),
     ({"like": "llama", "trunks": [{"prefix": 1, "head": None}]}, "family_row.trunks[0].prefix", "is 1"),

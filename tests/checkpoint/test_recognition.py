@@ -69,6 +69,50 @@ def test_what_speaks_against_a_family_is_told(tmp_path: Path) -> None:
     assert fits["llama"].why.startswith("it has no model.layers.0.self_attn.k_norm.weight")
 
 
+@pytest.mark.parametrize(
+    ("attention", "fits", "why"),
+    [
+        (
+            ("q", "k", "v", "o"),
+            {"llama": True, "qwen2": False},
+            "it has model.layers.0.self_attn.q_proj.bias",
+        ),
+        (("q", "k", "v", "o", "biases"), {"llama": True, "qwen2": True, "mistral": False}, "it has no model.layers.0"),
+    ],
+)
+def test_attention_speaks_for_and_against(
+    attention: tuple[str, ...], fits: dict[str, bool], why: str, tmp_path: Path
+) -> None:
+    tensors = tiny_tensors()
+    for i in range(2):
+        for part in ("q", "k", "v", "o"):
+            tensors[f"model.layers.{i}.self_attn.{part}_proj.weight"] = torch.zeros(48, 48)
+            if "biases" in attention and part != "o":
+                tensors[f"model.layers.{i}.self_attn.{part}_proj.bias"] = torch.zeros(48)
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = {fit.family: fit for fit in fitting_families(open_checkpoint(tmp_path))}
+    assert {family: found[family].fits for family in fits} == fits
+    assert found["qwen2" if not fits["qwen2"] else "mistral"].why.startswith(why)
+    # Its norms have no tensors, and these files have gains.
+    assert not found["olmo"].fits
+
+
+def test_a_wrapper_whose_part_is_known_says_how_to_read_that(tmp_path: Path) -> None:
+    save_file(
+        {f"language_model.{name}": tensor for name, tensor in tiny_tensors().items()}, tmp_path / "model.safetensors"
+    )
+    inner = {"model_type": "qwen2", "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 2}
+    config = {"model_type": "unheard-of", "text_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnknownFamily) as refused:
+        open_checkpoint(tmp_path).require_usable()
+    assert 'Its text_config says model_type "qwen2": --family qwen2 reads that part.' in refused.value.hint
+    assert open_checkpoint(tmp_path, family="qwen2").require_usable().name == "qwen2"
+    config["text_config"] = inner | {"model_type": "unknown too"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "text_config" not in open_checkpoint(tmp_path).family_fault.hint
+
+
 def test_a_shape_that_contradicts_itself_fits_no_family(tmp_path: Path) -> None:
     tensors = tiny_tensors()
     tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(60, 48)

@@ -303,3 +303,10 @@ def test_tensors_are_all_counted() -> None:
     assert len(layer.tensors) == 4 + 2 + 4
     assert len(make_latent().tensors) == 5
     assert replace(layer, v_head_dim=WIDTH).value_head_dim == layer.value_head_dim
+
+
+def test_a_window_beyond_every_whole_number_of_torch_hides_nothing() -> None:
+    query, key, value = states()
+    sinks = random_tensor(HEADS, seed=9)  # with sinks the mask is written out
+    wide = causal_attention(query, key, value, scale=0.3, window=10**30, sinks=sinks)
+    assert torch.equal(wide, causal_attention(query, key, value, scale=0.3, sinks=sinks))

@@ -6,7 +6,6 @@ import torch
 from glassblock.errors import InvalidValue
 from glassblock.numerics.block import STAGES, Placement, run_block
 from glassblock.numerics.budgets import (
-    ELEMENT_BYTES,
     ELEMENT_COUNTS_ARE_NOT_PEAK_MEMORY,
     equal_parameter_width,
     feed_forward_budget,
@@ -90,18 +89,6 @@ def test_macs_do_not_count_biases() -> None:
     assert feed_forward_macs(d_model=3, d_ff=5, gated=True) == 45
     assert feed_forward_parameters(d_model=3, d_ff=5, gated=True, bias=True) == 45 + 13
     assert feed_forward_parameters(d_model=3, d_ff=5, gated=False, bias=True) == 30 + 8
-
-
-def test_bytes_of_the_dtypes_are_those_of_torch() -> None:
-    dtypes = {
-        "F64": torch.float64,
-        "F32": torch.float32,
-        "BF16": torch.bfloat16,
-        "F16": torch.float16,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-    }
-    assert {name: dtype.itemsize for name, dtype in dtypes.items()} == ELEMENT_BYTES
 
 
 def test_the_answer_can_say_that_counts_are_no_peak() -> None:

@@ -114,5 +114,7 @@ def test_what_is_no_chain_is_refused() -> None:
         depth_curves([], X)
     with pytest.raises(InvalidValue, match=r"function 1 makes \[3, 2\]"):
         depth_curves([lambda x: x, lambda x: x[:, :2]], X)
-    with pytest.raises(InvalidValue, match="1 probes"):
-        depth_curves([lambda x: x], X, probes=1)
+    for field, least in (("probes", 2), ("steps", 1)):
+        with pytest.raises(InvalidValue, match=f"{field} is {least - 1}") as caught:
+            depth_curves([lambda x: x], X, **{field: least - 1})
+        assert caught.value.field == field

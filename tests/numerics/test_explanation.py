@@ -260,6 +260,7 @@ BAD = {
     "other tokens": (lambda good: {**good, "up": without_last(good["up"])}, "not of the same tokens"),
     "empty": (lambda good: {name: tensor[:0] for name, tensor in good.items()}, "x is empty"),
     "integers": (lambda good: {**good, "up": good["up"].long()}, "floating point"),
+    "eight bits": (lambda good: {**good, "up": good["up"].to(torch.float8_e4m3fn)}, "16 bits at least"),
     "a scalar": (lambda good: {**good, "up": torch.tensor(1.0)}, "up has shape"),
 }
 

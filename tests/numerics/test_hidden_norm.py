@@ -32,3 +32,7 @@ def test_its_gain_is_cast_to_the_dtype_of_the_run() -> None:
 def test_a_wider_gain_widens_the_run() -> None:
     assert common_dtype(X, network(torch.float64), WIRING) is torch.float64
     assert run_block(X, network(torch.float64), WIRING).output.dtype is torch.float64
+
+
+def test_its_gain_is_among_the_stored_numbers() -> None:
+    assert network(torch.float32).parameters == 3 * 12 * 8 + 12

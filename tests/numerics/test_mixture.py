@@ -354,6 +354,7 @@ def test_a_routing_that_cannot_be_is_refused(arguments: dict[str, Any], field: s
         ({"routing": Routing(EXPERTS + 1)}, "top_k"),
         ({"routing": Routing(2, groups=3)}, "groups"),
         ({"routing": Routing(3, groups=8, kept_groups=2)}, "groups"),
+        ({"routing": Routing(1, groups=8, kept_groups=2, group_score=GroupScore.TOP_TWO)}, "groups"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused_by_name(changes: dict[str, Any], field: str) -> None:

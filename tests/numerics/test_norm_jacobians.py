@@ -9,13 +9,9 @@ from glassblock.numerics.norm_jacobians import (
     norm_jacobian,
     norm_jacobian_along_row,
     norm_jacobian_frobenius,
-    norm_jacobian_singular_values,
-    norm_jacobian_spectral_bounds,
-    norm_jacobian_times,
     norm_jacobian_trace,
-    times_norm_jacobian,
 )
-from glassblock.numerics.norms import NORM_KINDS, GainOrder, Norm
+from glassblock.numerics.norms import NORM_KINDS, GainOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,7 +20,6 @@ from numerics.makers import central_differences, make_norm, random_tensor, unit_
 
 D = 9
 EVERY_KIND = sorted(NORM_KINDS)
-UNWEIGHTED = ["rms_noweight", "layernorm_noparam"]
 EPS = [0.0, 1e-5, 0.7]
 
 # With a step of 1e-5 the truncation, h^2/6 f''', and the rounding, 1e-16/h, are both near 1e-11; the third derivative
@@ -64,12 +59,10 @@ def test_dense_against_autograd(name: str, eps: float) -> None:
 
 @pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize("name", EVERY_KIND)
-def test_products_norm_and_trace_against_the_dense_matrix(name: str, eps: float) -> None:
-    norm, x, v = make_norm(name, D, eps=eps), rows(), random_tensor(2, 3, D, seed=12)
+def test_the_product_with_the_row_norm_and_trace_against_the_dense_matrix(name: str, eps: float) -> None:
+    norm, x = make_norm(name, D, eps=eps), rows()
     dense = norm_jacobian(x, norm)
     close = {"rtol": 0.0, "atol": ROUNDING}
-    torch.testing.assert_close(norm_jacobian_times(x, norm, v), torch.einsum("...ij,...j->...i", dense, v), **close)
-    torch.testing.assert_close(times_norm_jacobian(v, x, norm), torch.einsum("...i,...ij->...j", v, dense), **close)
     torch.testing.assert_close(norm_jacobian_along_row(x, norm), torch.einsum("...ij,...j->...i", dense, x), **close)
     torch.testing.assert_close(norm_jacobian_frobenius(x, norm), torch.linalg.matrix_norm(dense), **close)
     torch.testing.assert_close(norm_jacobian_trace(x, norm), dense.diagonal(dim1=-2, dim2=-1).sum(-1), **close)
@@ -85,60 +78,6 @@ def test_the_textbook_form(name: str) -> None:
     outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
     expected = gamma[:, None] * (projection / s - outer / (D * s**3))
     torch.testing.assert_close(norm_jacobian(x, norm), expected, rtol=0.0, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("eps", [0.0, 1e-5, 0.7])
-@pytest.mark.parametrize("name", UNWEIGHTED)
-def test_singular_values_against_a_decomposition(name: str, eps: float) -> None:
-    norm, x = unit_norm(name, eps=eps), rows()
-    expected = torch.linalg.svdvals(norm_jacobian(x, norm))
-    torch.testing.assert_close(norm_jacobian_singular_values(x, norm), expected, rtol=0.0, atol=ROUNDING)
-
-
-def test_singular_values_of_a_constant_gain_and_of_width_one() -> None:
-    gain = torch.tensor([2.0, -2.0, 2.0], dtype=torch.float64)
-    x = random_tensor(4, 3)
-    for name in ("rms_llama", "layernorm_nobias"):
-        norm = Norm(NORM_KINDS[name], gain, None, 0.1)
-        expected = torch.linalg.svdvals(norm_jacobian(x, norm))
-        torch.testing.assert_close(norm_jacobian_singular_values(x, norm), expected, rtol=0.0, atol=ROUNDING)
-    one = torch.tensor([[3.0]], dtype=torch.float64)
-    for name in UNWEIGHTED:
-        norm = unit_norm(name, eps=4.0)
-        expected = torch.linalg.svdvals(norm_jacobian(one, norm))
-        torch.testing.assert_close(norm_jacobian_singular_values(one, norm), expected, rtol=0.0, atol=ROUNDING)
-
-
-def test_singular_values_of_a_varying_gain_are_refused() -> None:
-    with pytest.raises(InvalidValue) as caught:
-        norm_jacobian_singular_values(rows(), make_norm("rms_llama", D))
-    assert caught.value.field == "gain"
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    name=st.sampled_from(EVERY_KIND),
-    d=st.integers(1, 8),
-    eps=st.sampled_from([1e-12, 1e-3, 10.0]),
-    seed=st.integers(0, 10_000),
-)
-def test_the_largest_singular_value_lies_within_its_bounds(name: str, d: int, eps: float, seed: int) -> None:
-    norm, x = make_norm(name, d, seed=seed, eps=eps), random_tensor(5, d, seed=seed)
-    lower, upper = norm_jacobian_spectral_bounds(x, norm)
-    largest = torch.linalg.matrix_norm(norm_jacobian(x, norm), ord=2)
-    # Bounds that are attained are attained up to rounding.
-    assert (lower <= largest * (1 + 1e-12)).all()
-    assert (largest <= upper * (1 + 1e-12)).all()
-
-
-def test_the_spectral_bounds_are_those_of_the_gain() -> None:
-    # s = 1 for rows of ones without eps: the bounds are gains themselves.
-    gain = torch.tensor([1.0, -7.0, 3.0, 2.0], dtype=torch.float64)
-    ones = torch.tensor([[1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
-    rms = norm_jacobian_spectral_bounds(ones, Norm(NORM_KINDS["rms_llama"], gain, None, 0.0))
-    layer = norm_jacobian_spectral_bounds(ones, Norm(NORM_KINDS["layernorm_nobias"], gain, None, 0.0))
-    assert (rms.lower.item(), rms.upper.item()) == (3.0, 7.0)
-    assert (layer.lower.item(), layer.upper.item()) == (2.0, 7.0)
 
 
 @settings(max_examples=40, deadline=None)

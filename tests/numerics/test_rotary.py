@@ -200,6 +200,15 @@ def test_what_a_configuration_leaves_out_is_derived_as_transformers_does() -> No
         ("longrope", {"short_factor": SHORT, "factor": 2.0}, "rope_parameters.long_factor"),
         ("longrope", {"short_factor": 1.0, "long_factor": LONG}, "rope_parameters.short_factor"),
         ("yarn", {"factor": 2.0, "truncate": 1}, "rope_parameters.truncate"),
+        ("linear", {"factor": 0}, "rope_parameters.factor"),
+        ("linear", {"factor": 10**400}, "rope_parameters.factor"),
+        ("yarn", {"factor": 2.0, "beta_fast": 0}, "rope_parameters.beta_fast"),
+        (
+            "llama3",
+            {"factor": 2.0, "low_freq_factor": 0.0, "high_freq_factor": 4.0},
+            "rope_parameters.low_freq_factor",
+        ),
+        ("longrope", {"short_factor": [0.0], "long_factor": [1.0]}, "rope_parameters.short_factor"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused_by_name(name: str, parameters: dict[str, Any], field: str) -> None:
@@ -216,6 +225,9 @@ def test_parameters_that_cannot_be_are_refused_by_name(name: str, parameters: di
         ((8, 1.0, DefaultForm()), "theta"),
         ((8, float("inf"), DefaultForm()), "theta"),
         ((8, 10000.0, LongRopeForm((1.0,) * 4, (1.0,) * 3, 64, 2.0)), "long_factor"),
+        # The logarithm of its context and the exponent of its base are divided by.
+        ((8, 10000.0, LongRopeForm((1.0,) * 4, (1.0,) * 4, 1, 2.0)), "original_max_position_embeddings"),
+        ((2, 10000.0, DynamicForm(2.0, 64)), "dim"),
     ],
 )
 def test_a_rotation_that_cannot_be_is_refused(arguments: tuple[Any, ...], field: str) -> None:

@@ -11,7 +11,7 @@ from glassblock.numerics import near_duplicates, sign_symmetry
 from glassblock.numerics.near_duplicates import near_duplicate_groups
 from glassblock.numerics.sign_bound import log10_tail_bound, row_moments
 from glassblock.numerics.sign_symmetry import certified_log10_p, common_direction_statistic, sign_symmetry_test
-from glassblock.numerics.unit_rows import centred_unit_rows, paired_rows, summed_expert_rows
+from glassblock.numerics.unit_rows import UnitRows, centred_unit_rows, product_rows, rescaled_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -347,6 +347,15 @@ def test_all_alike_is_one_group(rows: int) -> None:
 
 
 # --- paired rows and experts ----------------------------------------------------------------------------------------
+
+
+def paired_rows(weight: Tensor, down: Tensor) -> UnitRows:
+    """The rows w_i * d_i of the mirrored statistic."""
+    return product_rows(centred_unit_rows(weight), centred_unit_rows(down.T))
+
+
+def summed_expert_rows(experts: Tensor) -> UnitRows:
+    return rescaled_rows(torch.stack([centred_unit_rows(expert).rows for expert in experts]).sum(0))
 
 
 def test_paired_rows_by_hand() -> None:

@@ -242,3 +242,18 @@ def test_a_dense_decomposition_of_a_wide_block_is_refused() -> None:
             x, network, make_wiring(Placement.PRE, 1025), request=SpectralRequest(certificate=Certificate.DENSE)
         )
     assert caught.value.field == "certificate"
+
+
+@pytest.mark.parametrize("certificate", Certificate)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_weight_that_is_not_finite_leaves_nothing_to_tell(bad: float, certificate: Certificate) -> None:
+    network, wiring = make_feed_forward(D, M), make_wiring(Placement.PRE, D)
+    network.up[3, 2] = bad
+    x = rows()
+    found = spectral_bracket(
+        x, network, wiring, request=SpectralRequest(certificate=certificate), norms=block_norms(x, network, wiring)
+    )
+    # Zero is below every norm: that much is always true.
+    assert (found.lower.isnan() | (found.lower == 0)).all()
+    assert not found.upper.isfinite().any()
+    assert not found.converged.any()

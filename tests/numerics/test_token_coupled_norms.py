@@ -1,5 +1,6 @@
 """Estimates and brackets for functions of token states, against the dense Jacobian of autograd."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -184,3 +185,18 @@ def test_row_by_row_nothing_is_estimated(
     assert found.frobenius == pytest.approx(truth, rel=1e-13)
     assert (found.lower, found.upper, found.standard_error) == (found.frobenius, found.frobenius, 0.0)
     assert found.products == len(rows) * D
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_nothing_is_told_of_an_estimate_that_is_not_finite(estimator: str) -> None:
+    found = coupled_frobenius(lambda x: x / torch.zeros(()), X, probes=4, estimator=estimator)
+    assert all(math.isnan(number) or number == math.inf for number in (found.frobenius, found.upper))
+    assert math.isnan(found.standard_error)
+    assert math.isnan(found.lower)
+
+
+def test_progress_does_not_pass_its_end() -> None:
+    told: list[tuple[int, int]] = []
+    watch = Watch(progress=lambda done, total, _: told.append((done, total)))
+    coupled_frobenius(CASES["rank one"], X, probes=4, watch=watch)
+    assert all(done < total for done, total in told)

@@ -18,7 +18,8 @@ def count_faults(checkpoint: Checkpoint) -> Iterator[LayerFault]:
     # Without building the range: a config may declare any number.
     if shown[-1] == len(shown) - 1 and 0 <= len(shown) - declared.value <= max(0, extra_layers):
         return
-    absent = next((layer for layer in range(min(declared.value, len(shown) + 1)) if layer not in shown), None)
+    present = frozenset(shown)
+    absent = next((layer for layer in range(min(declared.value, len(shown) + 1)) if layer not in present), None)
     extra = next((layer for layer in shown if layer >= declared.value), None)
     what = f"layer {absent} is absent" if absent is not None else f"layer {extra} is there as well"
     yield LayerFault(

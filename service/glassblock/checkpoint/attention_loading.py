@@ -144,6 +144,10 @@ def _projections(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """The weights of queries, keys and values, and their biases."""
     names = ("query", "key", "value")
+    if heads % kv_heads:  # before a fused tensor is cut by them
+        raise InvalidValue(
+            f"{heads} heads cannot share {kv_heads} heads of keys evenly", field="kv_heads", hint="Correct the config."
+        )
     if row.fused is None:
         return tuple(loaded.weight(name, row.layout) for name in names), tuple(loaded.bias(name) for name in names)
     bias = loaded.bias("fused")

@@ -36,7 +36,8 @@ class RotaryRow:
         of: The size that is turned: a head's width, or the part of a head that carries positions.
         arrangement: Which channels make a pair, as `numerics.rotary.Arrangement` names it.
         precision: Where the cast from float32 is.
-        max_positions: The longest sequence that the model was made for.
+        max_positions: The longest sequence that the model was made for; null where only the config tells, which a form
+            that needs it then must.
         original_key: A key beside the form that holds the original length and speaks before the form's own (Phi-3).
     """
 
@@ -48,7 +49,7 @@ class RotaryRow:
     of: Size = "head_dim"
     arrangement: Setting[str] = Setting((), Arrangement.HALVES.value)
     precision: RotaryPrecision = RotaryPrecision.ROUNDED
-    max_positions: Setting[float] = Setting(("max_position_embeddings",), 2048.0)
+    max_positions: Setting[float | None] = Setting(("max_position_embeddings",), None)
     original_key: str | None = None
 
 

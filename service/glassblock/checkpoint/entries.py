@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -65,7 +65,7 @@ class TensorEntry:
     @property
     def elements(self) -> int:
         """Number of elements; 1 for a scalar, 0 where an axis is empty."""
-        return reduce(int.__mul__, self.shape, 1)
+        return prod(self.shape)
 
     @property
     def bytes(self) -> int:

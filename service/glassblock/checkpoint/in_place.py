@@ -14,6 +14,7 @@ from glassblock.checkpoint.container import MAX_HEADER_BYTES
 from glassblock.checkpoint.files import read_whole
 from glassblock.checkpoint.index import is_plain_name
 from glassblock.checkpoint.patches import Draft
+from glassblock.checkpoint.strict_json import JsonFault, parse_json
 from glassblock.checkpoint.writing import BACKUP_MARK, refuse_link, write_all
 from glassblock.errors import DamagedCheckpoint, InvalidValue
 
@@ -120,8 +121,9 @@ def undo_interrupted(directory: Path) -> tuple[str, ...]:
     if not interrupted(directory):
         return ()
     try:
-        value: object = json.loads((directory / JOURNAL).read_bytes())
-    except ValueError:
+        raw = read_whole(directory / JOURNAL, name=JOURNAL, limit=MAX_HEADER_BYTES)
+        value = parse_json(raw, constants=False)
+    except JsonFault:
         value = None
     if not isinstance(value, dict):
         raise DamagedCheckpoint(

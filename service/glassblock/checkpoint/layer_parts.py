@@ -20,6 +20,9 @@ PARTS: tuple[Part, ...] = ("gate", "up", "fused", "down")
 MAX_EXPERTS = 65_536
 """Experts looked for in one layer, whatever a config declares."""
 
+MAX_HEADS = 4_096
+"""Heads with norms of their own looked for in one layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class NormTensors:
@@ -213,9 +216,9 @@ def _unstacked(stack: NetworkTensors, router: TensorEntry | None, row: MixtureRo
     if not entries:
         return
     if row.arrangement == "stacked":
-        count = min(entry.shape[0] for entry in entries if entry.shape)
+        count = min((entry.shape[0] for entry in entries if entry.shape), default=0)
     else:
-        count = 0 if router is None else router.shape[0 if row.router_layout == "out_in" else -1]
+        count = 0 if router is None or not router.shape else router.shape[0 if row.router_layout == "out_in" else -1]
     if not 0 < count <= MAX_EXPERTS or any(not entry.shape or entry.shape[0] % count for entry in entries):
         return
     for expert in range(count):

@@ -403,12 +403,17 @@ def gating_of(checkpoint: Checkpoint, row: FeedForwardRow) -> Gating:
     """How gate and up of a network meet.
 
     Raises:
-        DamagedCheckpoint: The config holds no number where the gating needs one.
+        FamilyMismatch: The config declares a number there that no gating can have.
+        DamagedCheckpoint: It holds no number there.
     """
     family = row_of(checkpoint)
     numbers = {name: number_of(checkpoint.config, family, setting) for name, setting in row.gating_parameters.items()}
     limit, alpha = (numbers[name].value if name in numbers else None for name in ("limit", "alpha"))
-    return gating_named(row.gating, limit=limit, alpha=alpha)
+    try:
+        return gating_named(row.gating, limit=limit, alpha=alpha)
+    except InvalidValue as error:
+        file = None if checkpoint.config is None else checkpoint.config.path.name
+        raise FamilyMismatch(error.message, file=file, hint="Correct the config.") from error
 
 
 def _activation(

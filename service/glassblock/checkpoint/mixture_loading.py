@@ -8,7 +8,7 @@ from glassblock.checkpoint.layer_map import LayerTensors
 from glassblock.checkpoint.layers import feed_forward_of, out_in, runnable, wiring_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
-from glassblock.checkpoint.settings import flag_of, number_of, optional_number_of, text_of, whole_of
+from glassblock.checkpoint.settings import flag_of, number_of, optional_number_of, whole_of, word_of
 from glassblock.checkpoint.stored_entries import read_weight
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.feed_forward import FeedForward
@@ -93,7 +93,7 @@ def routing_of(checkpoint: Checkpoint, family: Architecture, row: RoutingRow) ->
     normalise = flag_of(config, family, row.normalise).value if row.normalise_order is None else order is not None
     return Routing(
         top_k.value,
-        scoring=Scoring(text_of(config, family, row.scoring).value),
+        scoring=word_of(config, family, row.scoring, Scoring),
         chosen_first=row.chosen_first,
         normalise=normalise,
         sum_epsilon=row.sum_epsilon,

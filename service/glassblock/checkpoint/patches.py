@@ -1,7 +1,7 @@
 """Patches of a checkpoint as data, and the checkpoint as it would be opened after one: not a byte is written for it.
 
 A patch is a tuple of edits, applied in order. `drafted` gives the patched checkpoint and the files that would differ;
-`operations.rewriting` writes exactly those.
+`writing` and `in_place` write exactly those.
 """
 
 import json

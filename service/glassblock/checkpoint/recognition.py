@@ -3,17 +3,20 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import cast
 
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_ARCHITECTURE, BY_MODEL_TYPE
+from glassblock.checkpoint.attention_row import AttentionRow, LatentAttentionRow
 from glassblock.checkpoint.config import ConfigFault, ConfigFile, find
-from glassblock.checkpoint.family import Architecture, Size, Trunk
+from glassblock.checkpoint.family import Architecture, Projection, Setting, Size, Trunk
 from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.variants import row_in
 from glassblock.errors import UnknownFamily
 
 _KNOWN = tuple(sorted(BY_MODEL_TYPE))
+_PARTS = ("text_config", "llm_config", "language_config")
 _NUMBER = re.compile(r"\.(?:0|[1-9][0-9]{0,8})(?=\.)")
 _SHOWN = 8
 
@@ -74,7 +77,8 @@ def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture 
     if model_type is not None and by_type is None:
         return unknown(
             f"config.json: model_type is {_quoted(model_type)}, which is no known family",
-            "If it is built as a known family is, name that with --family; else describe it with --family-file.",
+            f"{_of_the_part_within(config)}If it is built as a known family is, name that with --family; else describe "
+            "it with --family-file.",
         )
     if by_type and by_architecture and architecture not in by_type.architectures:
         return unknown(
@@ -83,6 +87,17 @@ def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture 
             "Correct the config, or name the family with --family.",
         )
     return by_type or by_architecture, None
+
+
+def _of_the_part_within(config: ConfigFile) -> str:
+    """What a config of images and text says of its language model; it is told and not taken unasked."""
+    for key in _PARTS:
+        part = config.values.get(key)
+        inner = cast("Mapping[str, object]", part).get("model_type") if isinstance(part, dict) else None
+        row = BY_MODEL_TYPE.get(inner) if isinstance(inner, str) else None
+        if row is not None:
+            return f"Its {key} says model_type {_quoted(inner)}: --family {row.name} reads that part. "
+    return ""
 
 
 def with_fitting(fault: ConfigFault, names: Collection[str]) -> ConfigFault:
@@ -111,8 +126,8 @@ def find_trunk(row: Architecture, names: Iterable[str]) -> tuple[Trunk | None, t
 
 
 def _pattern(template: str) -> str:
-    """A template's regular expression: any expert is like the first."""
-    return re.escape(template).replace(re.escape("{j}"), "(?:0|[1-9][0-9]{0,8})")
+    """A template's regular expression: any expert is like the first, and any head."""
+    return re.sub(r"\\\{[jh]\\\}", "(?:0|[1-9][0-9]{0,8})", re.escape(template))
 
 
 def no_trunk(row: Architecture, names: Mapping[str, object], directory: Path, *, asked: bool = False) -> ConfigFault:
@@ -203,6 +218,15 @@ def in_words(rows: Sequence[Architecture]) -> str:
 
 
 def _fit_of(row: Architecture, trunk: Trunk, layers: tuple[int, ...], names: frozenset[str]) -> NamesFit:
+    """The fit of a family, with the flags of its config as they fit best: no config is asked."""
+    fit = _fit_as(row, trunk, layers, names)
+    for variant in () if fit.fits else row.config_variants:
+        other = _fit_as(replace(row, **variant.changes), trunk, layers, names)
+        fit = min(fit, other, key=lambda one: len(one.missing) + len(one.unexpected))
+    return fit
+
+
+def _fit_as(row: Architecture, trunk: Trunk, layers: tuple[int, ...], names: frozenset[str]) -> NamesFit:
     def shape(name: str) -> tuple[int, ...] | None:
         return () if name in names else None
 
@@ -212,21 +236,78 @@ def _fit_of(row: Architecture, trunk: Trunk, layers: tuple[int, ...], names: fro
         prefix = trunk.prefix + row.layer.format(i=layer)
         here = row_in(row, None, layer, prefix=prefix, shape=shape)
         missing.extend(prefix + name for name, needed in _templates(here) if needed and prefix + name not in names)
-        known = re.compile("|".join(_pattern(name) for name, _ in _templates(here, first_expert="{j}")))
+        own = [name for name, _ in _templates(here, first_expert="{j}")]
+        own += [name for part, _ in _attention_projections(here) for name in (part.weight, part.bias)]
+        known = re.compile("|".join(map(_pattern, own)))
         for name in names:
             relative = name.removeprefix(prefix)
-            if (relative != name or not prefix) and not known.fullmatch(relative):
-                # Decoders beside an encoder have norms of the attention to it, which no row lists.
-                is_norm = "norm" in relative.lower() and relative.endswith(".weight") and not row.towers
-                if is_norm or _is_of_network(relative, here):
-                    unexpected.append(name)
+            if (relative == name and prefix) or known.fullmatch(relative):
+                continue
+            # Decoders beside an encoder have norms of the attention to it, which no row lists.
+            if (_is_norm(relative) and not row.towers) or _is_of_network(relative, here):
+                unexpected.append(name)
+        lacking, barred = _attention_fit(here, frozenset(name.removeprefix(prefix) for name in names))
+        missing.extend(prefix + name for name in lacking)
+        unexpected.extend(prefix + name for name in barred)
     return NamesFit(row, trunk, layers, tuple(missing), tuple(sorted(unexpected)))
+
+
+def _is_norm(relative: str) -> bool:
+    """Whether a name is a norm's gain, and not one within a part that no family describes, such as a state space."""
+    home, _, within = relative.partition(".")
+    return "norm" in relative.lower() and relative.endswith(".weight") and ("." not in within or home in _homes())
+
+
+@cache
+def _homes() -> frozenset[str]:
+    """The modules of layers in which some family has norms or attention."""
+    rows = ARCHITECTURES.values()
+    norms = {norm.template for row in rows for norm in row.norms if "." in norm.template}
+    attention = {part.weight for row in rows for part, _ in _attention_projections(row)}
+    return frozenset(name.partition(".")[0] for name in norms | attention)
 
 
 def _is_of_network(relative: str, row: Architecture) -> bool:
     """Whether a name lies in the module of the network, and not in that of attention."""
     homes = {network.down.weight.rpartition(".")[0].rpartition(".")[0].partition("{j}")[0] for network in row.networks}
     return any(home and relative.startswith(home) for home in homes)
+
+
+def _attention_fit(row: Architecture, present: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Names of attention that the family has and the layer has not, and biases there that the family never has.
+
+    A layer that has none of the weights is not spoken of: in some families only some layers have attention.
+    """
+    parts = tuple(_attention_projections(row))
+    if not any(part.weight in present for part, _ in parts):
+        return [], []
+    fixed = {part.bias: flag.default for part, flag in parts if not flag.keys}
+    lacking = [part.weight for part, _ in parts if part.weight not in present]
+    lacking += [name for name, always in fixed.items() if always and name not in present]
+    return lacking, [name for name, always in fixed.items() if not always and name in present]
+
+
+def _attention_projections(row: Architecture) -> Iterator[tuple[Projection, Setting[bool]]]:
+    """The projections of a family's attention, with what says whether they have a bias."""
+    never = Setting[bool]((), default=False)
+    match row.attention:
+        case AttentionRow() as heads:
+            fused = None if heads.fused is None else heads.fused.projection
+            bias, key_bias, output_bias = heads.bias, heads.key_bias or heads.bias, heads.output_bias or heads.bias
+            parts = ((heads.query, bias), (heads.key, key_bias), (heads.value, bias), (fused, bias))
+            yield from ((part, flag) for part, flag in (*parts, (heads.output, output_bias)) if part is not None)
+        case LatentAttentionRow() as latent:
+            narrow = row.norm("q_latent") is not None
+            yield from (
+                ((latent.query_down, latent.bias), (latent.query_up, never)) if narrow else ((latent.query, never),)
+            )
+            yield from (
+                (latent.key_value_down, latent.bias),
+                (latent.key_value_up, never),
+                (latent.output, latent.bias),
+            )
+        case None:
+            pass
 
 
 def _templates(row: Architecture, *, first_expert: str = "0") -> Iterator[tuple[str, bool]]:
@@ -247,8 +328,11 @@ def _templates(row: Architecture, *, first_expert: str = "0") -> Iterator[tuple[
         )
     for norm in row.norms:
         if norm.role != "final":
-            yield norm.gain, norm.has_gain
-            yield norm.bias, norm.has_bias
+            head = "{h}" if first_expert == "{j}" else first_expert
+            gain, bias = (name.replace("{h}", head) for name in (norm.gain, norm.bias))
+            if norm.has_gain:
+                yield gain, True
+            yield bias, norm.has_bias
     if row.branch_gain is not None:
         yield row.branch_gain, True
 

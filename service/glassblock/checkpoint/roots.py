@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from glassblock.checkpoint.files import leads_nowhere
 from glassblock.checkpoint.index import is_plain_name
 from glassblock.checkpoint.strict_json import shown
+from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
 from glassblock.errors import AccessRefused, InvalidValue, UnknownCheckpoint
 
 MAX_NAME_BYTES = 1024
@@ -32,7 +33,6 @@ MAX_LISTED = 10_000
 """Checkpoints in one listing."""
 
 CONFIG_NAMES = ("config.json", "params.json")
-WEIGHTS_SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from glassblock.checkpoint.attention_row import RotaryRow
 from glassblock.checkpoint.config import as_number, find
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.settings import number_of, optional_number_of, text_of, whole_of
-from glassblock.errors import DamagedCheckpoint
+from glassblock.checkpoint.settings import number_of, optional_number_of, optional_whole_of, word_of
+from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.rotary import Arrangement, Rotary
 from glassblock.numerics.rotary_forms import rotary_form_named
 
@@ -37,22 +37,28 @@ def rotary_of(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, widt
     """How positions turn a head, or the part of one, of that width.
 
     Raises:
-        InvalidValue: A number is missing, or no rotation can have it.
+        InvalidValue: A number is missing, or no rotation of such a head can have it.
         DamagedCheckpoint: The config holds something else than the family has there.
     """
     config = checkpoint.config
     parameters = rotary_parameters(checkpoint, row, rotary)
+    longest = optional_whole_of(config, row, rotary.max_positions)
     form = rotary_form_named(
         parameters.name,
         parameters.values,
-        max_positions=whole_of(config, row, rotary.max_positions).value,
+        max_positions=None if longest is None else longest.value,
         field=parameters.key,
     )
     counted = None if rotary.dim is None else optional_number_of(config, row, rotary.dim)
-    share = number_of(config, row, rotary.share).value
+    told = number_of(config, row, rotary.share) if counted is None else counted
+    turned = told.value * width if counted is None else told.value
+    if not 0 < turned <= width or (counted is not None and not turned.is_integer()):
+        raise InvalidValue(
+            f"{told.source} is {told.value:g}, and a head is {width} wide", field="rotary", hint="Correct the config."
+        )
     # The proportional form turns a share of the pairs itself.
-    dim = int(counted.value) if counted else width if parameters.name == "proportional" else int(width * share)
-    arrangement = Arrangement(text_of(config, row, rotary.arrangement).value)
+    dim = width if counted is None and parameters.name == "proportional" else int(turned)
+    arrangement = word_of(config, row, rotary.arrangement, Arrangement)
     return Rotary(dim, number_of(config, row, rotary.theta).value, form, arrangement, rotary.precision)
 
 

@@ -1,11 +1,23 @@
 """What a given row must be beside well-typed: templates, known arithmetic, norms of its placement, sizes."""
 
 from collections.abc import Mapping
-from string import Formatter
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, FusedProjection, MixtureRow, NormRow
+from glassblock.checkpoint.family import (
+    Architecture,
+    FeedForwardRow,
+    FusedProjection,
+    MixtureRow,
+    NormRow,
+    OverRootDepth,
+    Ratio,
+    Size,
+    SizeSetting,
+    Trunk,
+    TwoThirds,
+)
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, GATINGS, LEARNED_ACTIVATIONS
@@ -29,16 +41,53 @@ def check_row(row: Architecture, *, field: str) -> None:
     Raises:
         InvalidValue: A template, name, norm or size in it, named by its field.
     """
-    _check_template(row.layer, f"{field}.layer", needs=frozenset({"i"}))
-    if not row.trunks:
-        refuse(f"{field}.trunks", "is empty", 'Give at least one, such as {"prefix": "model.", "head": null}.')
     changes = [variant.changes for variant in (*row.config_variants, *row.layer_variants)]
+    for layer in (row.layer, *(change["layer"] for change in changes if "layer" in change)):
+        _check_template(layer, f"{field}.layer", needs="i")
+    for trunks in (row.trunks, *(change["trunks"] for change in changes if "trunks" in change)):
+        _check_trunks(trunks, f"{field}.trunks")
+    for sizes in (row.sizes, *(change["sizes"] for change in changes if "sizes" in change)):
+        _check_size_settings(sizes, f"{field}.sizes")
+    for scale in (row.branch_scale, *(change["branch_scale"] for change in changes if "branch_scale" in change)):
+        if isinstance(scale, OverRootDepth) and not scale.over > 0:
+            refuse(f"{field}.branch_scale.over", f"is {said(scale.over)}", "Give a positive number.")
     networks = _networks(row, changes)
     for network, name, numbered in networks:
         _check_network(row, network, f"{field}.{name}", numbered=numbered)
     if not networks:
         refuse(field, "has no network", "Give feed_forward, or mixture.")
     _check_norms(row, [row.norms, *(change.get("norms", ()) for change in changes)], field)
+
+
+def _check_trunks(trunks: tuple[Trunk, ...], field: str) -> None:
+    if not trunks:
+        refuse(field, "is empty", 'Give at least one, such as {"prefix": "model.", "head": null}.')
+    for place, trunk in enumerate(trunks):
+        _check_template(trunk.prefix, f"{field}[{place}].prefix")
+
+
+def _check_size_settings(sizes: Mapping[Size, SizeSetting], field: str) -> None:
+    """Numbers that can be sizes, and no size that follows from itself."""
+    follow: dict[str, tuple[str, ...]] = {}
+    for size, setting in sizes.items():
+        default, whole = setting.default, [setting.over]
+        if isinstance(default, Ratio):
+            follow[size] = tuple(part for part in (default.of, default.over) if part is not None)
+            whole.append(default.times)
+        elif isinstance(default, TwoThirds):
+            follow[size] = (default.of,)
+            whole.append(default.times)
+        elif default is not None:
+            whole.append(default)
+        if min(whole) < 1:
+            refuse(f"{field}.{size}", f"holds {min(whole)}", "Give whole numbers from 1.")
+    try:
+        TopologicalSorter(follow).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        refuse(
+            f"{field}.{circle[0]}", f"follows from itself: {', '.join(circle)}", "Give one of them a number, or null."
+        )
 
 
 def _networks(row: Architecture, changes: list[Mapping[str, Any]]) -> list[tuple[FeedForwardRow, str, bool]]:
@@ -54,13 +103,13 @@ def _networks(row: Architecture, changes: list[Mapping[str, Any]]) -> list[tuple
 
 
 def _check_norms(row: Architecture, groups: list[tuple[NormRow, ...]], field: str) -> None:
-    for place, norm in enumerate(row.norms):
+    for place, norm in ((place, norm) for group in groups for place, norm in enumerate(group)):
         where = f"{field}.norms[{place}]"
         if norm.kind not in NORM_KINDS:
             refuse(f"{where}.kind", f"is {said(norm.kind)}", "Use a known arithmetic.", known=tuple(NORM_KINDS))
         if norm.has_bias and not NORM_KINDS[norm.kind].bias:
             refuse(f"{where}.has_bias", f"is true, and {norm.kind} has no bias", "Choose another kind.")
-        _check_template(norm.template, f"{where}.template", needs=frozenset({"h"} if norm.apart else ()))
+        _check_template(norm.template, f"{where}.template", needs="h" if norm.apart else None)
         if norm.apart and not norm.per_head:
             refuse(f"{where}.per_head", "is false, and the template numbers heads", "Set it to true.")
         _check_sizes(row, norm.width, f"{where}.width")
@@ -90,9 +139,7 @@ def _check_network(row: Architecture, network: FeedForwardRow, field: str, *, nu
     for part in ("gate", "up", "fused", "down"):
         projection = getattr(network, part)
         if projection is not None:
-            _check_template(
-                projection.weight, f"{field}.{part}.weight", needs=frozenset({"j"} if numbered else ()), may=numbered
-            )
+            _check_template(projection.weight, f"{field}.{part}.weight", needs="j" if numbered else None)
     _check_sizes(row, (*(network.width or ()), network.outer), f"{field}.width")
     if not 0.0 <= network.gate_sparsity < 1.0:
         refuse(f"{field}.gate_sparsity", f"is {said(network.gate_sparsity)}", "Give a share from 0 and below 1.")
@@ -126,16 +173,16 @@ def _check_sizes(row: Architecture, sizes: tuple[str, ...], field: str) -> None:
             refuse(field, f"names {size}, which `sizes` does not have", "Add it to `sizes`: its keys and default.")
 
 
-def _check_template(template: str, field: str, *, needs: frozenset[str], may: bool = False) -> None:
-    try:
-        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    except ValueError:
-        refuse(field, f"is {said(template)}, which has unpaired braces", "Write {i} for the layer's number.")
-    missing = needs - fields
-    if missing:
-        number = {"i": "layer", "j": "expert", "h": "head"}[min(missing)]
-        refuse(field, f"is {said(template)}, without {{{min(missing)}}}", f"Write it where the {number}'s number is.")
-    if fields - needs - ({"j"} if may else set()):
+def _check_template(template: str, field: str, *, needs: Literal["i", "j", "h"] | None = None) -> None:
+    """Refuse a name without the number that it needs, and one with other braces."""
+    rest = template
+    if needs is not None:
+        before, number, rest = template.partition(f"{{{needs}}}")
+        if not number:
+            thing = {"i": "layer", "j": "expert", "h": "head"}[needs]
+            refuse(field, f"is {said(template)}, without {{{needs}}}", f"Write it where the {thing}'s number is.")
+        rest = before + rest
+    if "{" in rest or "}" in rest:
         refuse(field, f"is {said(template)}, with braces that mean nothing here", "Write the name as it is stored.")
 
 

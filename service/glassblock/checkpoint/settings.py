@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
 
 from glassblock.checkpoint.config import ConfigFault, ConfigFile, as_epsilon, as_number, find, find_or_null
@@ -10,6 +11,10 @@ from glassblock.checkpoint.family import Architecture, OverRootDepth, Ratio, Sca
 from glassblock.errors import DamagedCheckpoint
 
 V = TypeVar("V")
+E = TypeVar("E", bound=StrEnum)
+
+_BEYOND = 2**63
+"""No size, count or length reaches it; what does overflows what is computed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,14 @@ def _two_thirds(config: ConfigFile, row: Architecture, rule: TwoThirds) -> Sourc
         return None
     factor = number_of(config, row, rule.factor)
     multiple = max(1, int(number_of(config, row, rule.multiple_of).value))
-    width = int(factor.value * int(2 * rule.times * of.value / 3))
+    grown = factor.value * int(2 * rule.times * of.value / 3)
+    if not 1 <= grown < _BEYOND:
+        raise DamagedCheckpoint(
+            f"{factor.source} is {factor.value:g}, which makes no width of {rule.of} {of.value}",
+            file=config.path.name,
+            hint="Correct the config.",
+        )
+    width = int(grown)
     rounded = (width + multiple - 1) // multiple * multiple
     words = f"{_default(row)}: 2/3 of {rule.of} x {rule.times}, times {factor.value:g}, up to a multiple of {multiple}"
     return Sourced(rounded, words, defaulted=True)
@@ -102,6 +114,19 @@ def whole_of(config: ConfigFile | None, row: Architecture, setting: Setting[floa
     return Sourced(int(found.value), found.source, found.defaulted)
 
 
+def optional_whole_of(
+    config: ConfigFile | None, row: Architecture, setting: Setting[float | None]
+) -> Sourced[int] | None:
+    """As `whole_of`; None where nothing is declared and nothing is the default.
+
+    Raises:
+        DamagedCheckpoint: The config holds something else there.
+    """
+    if setting.default is not None:
+        return whole_of(config, row, Setting(setting.keys, setting.default))
+    return None if config is None else _declared(config, row, setting.keys, _natural, "a whole number, not negative")
+
+
 def blocks_of(config: ConfigFile | None, row: Architecture, setting: Setting[float] | None) -> Sourced[int]:
     """In how many blocks the rows of a fused tensor lie; one where the row does not speak of blocks.
 
@@ -130,6 +155,23 @@ def text_of(config: ConfigFile | None, row: Architecture, setting: Setting[str])
         DamagedCheckpoint: The config holds something else than a text there.
     """
     return _setting(config, row, setting, _text, "a text")
+
+
+def word_of(config: ConfigFile | None, row: Architecture, setting: Setting[str], words: type[E]) -> E:
+    """The one of a closed set of words that a setting declares, or its default.
+
+    Raises:
+        DamagedCheckpoint: The config holds something else there.
+    """
+    found = text_of(config, row, setting)
+    if found.value not in tuple(words):
+        raise DamagedCheckpoint(
+            f"{found.source} is {found.value!r:.80}, which the family {row.name} does not know",
+            file=None if config is None else config.path.name,
+            known=tuple(words),
+            hint="Correct the config.",
+        )
+    return words(found.value)
 
 
 def flag_of(config: ConfigFile | None, row: Architecture, setting: Setting[bool]) -> Sourced[bool]:
@@ -286,11 +328,11 @@ def _default(row: Architecture) -> str:
 
 
 def _positive_integer(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
+    return value if type(value) is int and 0 < value < _BEYOND else None
 
 
 def _natural(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < _BEYOND else None
 
 
 def _text(value: object) -> str | None:

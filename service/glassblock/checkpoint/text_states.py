@@ -20,7 +20,7 @@ from glassblock.checkpoint.layer_map import embedding_entry, head_entry, trunk_e
 from glassblock.checkpoint.layers import embedding_rows, load_norm
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_rows, read_tensor, torch_dtype
-from glassblock.checkpoint.settings import flag_of, number_of, optional_number_of, size_of, tied_of
+from glassblock.checkpoint.settings import Sourced, flag_of, number_of, optional_number_of, size_of, tied_of
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET
 from glassblock.numerics.layer import Layer, layer_output
@@ -170,7 +170,7 @@ def logit_parts(
     """The logits of what leaves the last layer, in parts along the vocabulary; the head is read part by part.
 
     Raises:
-        FamilyMismatch: There is no head, or it is quantised.
+        FamilyMismatch: There is no head, or it is quantised, or the config scales or caps logits by what nothing can.
         DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
     """
     family, config = checkpoint.require_usable(), checkpoint.config
@@ -178,12 +178,9 @@ def logit_parts(
     wide = dtype or torch.promote_types(torch.promote_types(states.dtype, torch_dtype(head)), torch.float32)
     norm = None if family.norm("final") is None else load_norm(checkpoint, None, "final", device, meter)
     normed = states.to(wide) if norm is None else norm.to(wide)(states.to(wide))
-    divisor = number_of(config, family, family.logits.divisor).value
-    if family.logits.divided_by_size is not None and config is not None:
-        size = size_of(config, family, family.logits.divided_by_size)
-        divisor = 1.0 if size is None else size.value / divisor
-    scale = number_of(config, family, family.logits.scale).value / divisor
-    softcap = optional_number_of(config, family, family.logits.softcap)
+    scale, softcap = _logit_scale(checkpoint), optional_number_of(config, family, family.logits.softcap)
+    if softcap is not None and softcap.value <= 0:
+        raise _unusable(checkpoint, softcap, "caps no logits")
     bias = _head_bias(checkpoint, head)
     for start, part in _row_parts(head, HEAD_BYTES):
         rows = read_tensor(part, device, meter)
@@ -232,6 +229,31 @@ def layer_count(checkpoint: Checkpoint) -> int:
 def _through(x: Tensor, layer: Layer, positions: Tensor, *, dtype: torch.dtype | None, byte_budget: int) -> Tensor:
     """One layer. In a function of its own, so that its weights are let go before the next are read."""
     return layer_output(x, layer, positions=positions, dtype=dtype, byte_budget=byte_budget)
+
+
+def _logit_scale(checkpoint: Checkpoint) -> float:
+    """What the logits are multiplied by."""
+    family, config = checkpoint.require_usable(), checkpoint.config
+    scale, divisor = (number_of(config, family, told) for told in (family.logits.scale, family.logits.divisor))
+    if divisor.value == 0:
+        raise _unusable(checkpoint, divisor, "divides no logits")
+    if family.logits.divided_by_size is None:
+        return scale.value / divisor.value
+    size = None if config is None else size_of(config, family, family.logits.divided_by_size)
+    if size is None:
+        raise FamilyMismatch(
+            f"nothing says what {family.logits.divided_by_size} is, by which logits are divided",
+            hint="Put the model's config beside its weights.",
+        )
+    return scale.value / (size.value / divisor.value)
+
+
+def _unusable(checkpoint: Checkpoint, told: Sourced[float], problem: str) -> FamilyMismatch:
+    return FamilyMismatch(
+        f"{told.source} is {told.value:g}, which {problem}",
+        file=None if checkpoint.config is None else checkpoint.config.path.name,
+        hint="Correct the config.",
+    )
 
 
 def _head_bias(checkpoint: Checkpoint, head: TensorEntry) -> TensorEntry | None:

@@ -145,7 +145,8 @@ class _Walk:
         """ln p under a variant, or under the checkpoint itself where the number is negative."""
         if number in self._faults:
             return self._faults[number]
-        states = self._declared if number < 0 else self._states.pop(number)
+        # A variant that differs in no layer that a text passes has the checkpoint's own.
+        states = self._declared if number < 0 else self._states.pop(number, self._declared)
         try:
             return log_likelihood(logit_parts(checkpoint, states, self._meter, dtype=None), self._ids)
         except GlassblockError as error:

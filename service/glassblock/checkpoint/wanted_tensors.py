@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 from glassblock.checkpoint.family import Architecture, FeedForwardRow, MixtureRow, NormRow
 from glassblock.checkpoint.fitting import Axis, Sizes, Wanted, row_of
-from glassblock.checkpoint.layer_parts import MAX_EXPERTS
+from glassblock.checkpoint.layer_parts import MAX_EXPERTS, MAX_HEADS
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import flag_of
+
+MAX_ABSENT_EXPERTS = 1_024
+"""Experts one after the other that are looked for and absent; those beyond are not looked for."""
 
 
 def wanted_in_layer(checkpoint: Checkpoint, row: Architecture, prefix: str, sizes: Sizes) -> Iterator[Wanted]:
@@ -57,14 +60,25 @@ def _of_mixture(checkpoint: Checkpoint, row: MixtureRow, prefix: str, sizes: Siz
 
 
 def _expert_count(checkpoint: Checkpoint, row: MixtureRow, prefix: str, sizes: Sizes) -> int:
+    template = prefix + row.experts.down.weight
     declared = sizes.of(row.count)
     if declared is not None:
-        return min(declared.value, MAX_EXPERTS)
+        return _looked_for(checkpoint, template, min(declared.value, MAX_EXPERTS))
     router = checkpoint.entries.get(prefix + row.router.weight)
     if router is not None and len(router.shape) == 2 and not row.idle:
-        return min(router.shape[row.router_layout == "in_out"], MAX_EXPERTS)
-    template = prefix + row.experts.down.weight
-    return next(j for j in range(MAX_EXPERTS) if template.replace("{j}", str(j)) not in checkpoint.entries)
+        return _looked_for(checkpoint, template, min(router.shape[row.router_layout == "in_out"], MAX_EXPERTS))
+    absent = (j for j in range(MAX_EXPERTS) if template.replace("{j}", str(j)) not in checkpoint.entries)
+    return next(absent, MAX_EXPERTS)
+
+
+def _looked_for(checkpoint: Checkpoint, template: str, declared: int) -> int:
+    """The declared count, cut after a long run of experts that are not there: a config may declare any number."""
+    run = 0
+    for expert in range(declared):
+        run = 0 if template.replace("{j}", str(expert)) in checkpoint.entries else run + 1
+        if run == MAX_ABSENT_EXPERTS:
+            return expert + 1
+    return declared
 
 
 def _of_network(
@@ -103,7 +117,7 @@ def wanted_of_norm(norm: NormRow, prefix: str, sizes: Sizes, *, denied_by: str) 
     """The tensors of one norm; `denied_by` says that it has no bias where it has none."""
     if norm.apart:
         heads, own = sizes.of(norm.width[0]), (Axis(norm.width[1:]),)
-        for head in range(0 if heads is None else heads.value):
+        for head in range(0 if heads is None else min(heads.value, MAX_HEADS)):
             yield Wanted(f"{norm.role}.{head}", "gain", prefix + norm.gain.replace("{h}", str(head)), own)
         return
     axes = tuple(Axis((size,)) for size in norm.width) if norm.per_head else (Axis(norm.width),)

@@ -5,6 +5,7 @@ Bytes that stay are copied inside the kernel; of what changes, one tensor at a t
 
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -118,7 +119,7 @@ def require_place(output: Path) -> Path:
 def remove_abandoned(output: Path) -> tuple[str, ...]:
     """Remove what interrupted attempts to write `output` left behind; not what another process is writing now."""
     removed: list[str] = []
-    for folder in output.parent.glob(f".{output.name}.*{DRAFT_MARK}"):
+    for folder in output.parent.glob(f".{glob.escape(output.name)}.*{DRAFT_MARK}"):
         with suppress(OSError), _opened_folder(folder) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder)
@@ -228,7 +229,7 @@ def _write_weights(descriptor: int, file: Rewritten, tick: Callable[[int], None]
         first, last = run[0], run[-1]
         length = last.stop - first.start
         if isinstance(first, AlteredEntry):
-            for piece in read_chunks(first, max(PIECE_BYTES, 16)):
+            for piece in read_chunks(first, PIECE_BYTES):
                 raw = piece.reshape(-1).view(torch.uint8)
                 write_all(descriptor, memoryview(cast("bytearray", raw.numpy())))
                 done += raw.numel()

@@ -153,15 +153,8 @@ def check_sublayer(x: Tensor, sublayer: Tensor | FeedForward) -> None:
 
 def common_dtype(x: Tensor, sublayer: Tensor | FeedForward | None, wiring: Wiring) -> torch.dtype:
     """The widest of float32 and of the dtypes of the input, the sublayer's weights and the wiring's tensors."""
-    tensors = [x]
-    if isinstance(sublayer, Tensor):
-        tensors.append(sublayer)
-    elif sublayer is not None:
-        biases = (sublayer.gate_bias, sublayer.up_bias, sublayer.down_bias)
-        norm = () if sublayer.hidden_norm is None else (sublayer.hidden_norm.gain, sublayer.hidden_norm.bias)
-        stored = (sublayer.gate, sublayer.up, sublayer.down, *biases, *norm)
-        tensors += [tensor for tensor in stored if tensor is not None]
-    return widest_dtype((*tensors, *wiring.tensors))
+    weights = sublayer.tensors if isinstance(sublayer, FeedForward) else (sublayer,)
+    return widest_dtype((x, *weights, *wiring.tensors))
 
 
 def _run(

@@ -16,8 +16,6 @@ ELEMENT_COUNTS_ARE_NOT_PEAK_MEMORY = (
     "on the engine, its kernels and what it frees."
 )
 
-ELEMENT_BYTES: dict[str, int] = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
-
 
 @dataclass(frozen=True)
 class StageBudget:
@@ -76,7 +74,7 @@ def feed_forward_budget(
         batch: Sequences.
         tokens: Tokens of each sequence.
         layers: Equal networks.
-        element_bytes: Bytes of one activation, see `ELEMENT_BYTES`.
+        element_bytes: Bytes of one activation.
         bias: Whether every matrix has a bias.
 
     Raises:

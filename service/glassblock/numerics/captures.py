@@ -15,6 +15,7 @@ MOST_TOKENS = 256
 """Tokens that are replayed. Of more, half are those of smallest mean square, which tell most of an epsilon."""
 
 _WIDE = {torch.float64: (torch.bfloat16, torch.float16, torch.float32), torch.float32: (torch.bfloat16, torch.float16)}
+_COMPARED = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 _MODEL_WIDE = frozenset({"x", "normed", "down", "contribution", "output"})
 
 
@@ -95,9 +96,9 @@ def _check_shapes(captures: Mapping[str, Tensor], block: FeedForward | BlockSize
                 tensor=name,
                 hint="In a plain network what is activated is called up.",
             )
-        if not tensor.is_floating_point():
+        if tensor.dtype not in _COMPARED:
             raise InvalidValue(
-                f"{name} is {tensor.dtype}: floating point is needed",
+                f"{name} is {tensor.dtype}: floating point of 16 bits at least is needed",
                 field=name,
                 tensor=name,
                 hint="Save it as it was.",

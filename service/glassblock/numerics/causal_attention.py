@@ -50,6 +50,7 @@ def causal_attention(
     written_out = softcap is not None or sinks is not None
     alike = query.shape[-1] == value.shape[-1]
     masked = window is not None and tokens >= window
+    window = window if masked else None  # one that hides nothing may be any number, beyond int64 too
     if not written_out and not masked and alike:  # the kernel's own causal form never holds the scores
         return _kernel(query, key, value, None, scale=scale)
     if written_out or not alike:

@@ -111,11 +111,10 @@ def depth_curves(
     """
     if not functions:
         raise InvalidValue("the chain holds no function", hint="Give one at least.", field="functions")
-    if probes < 2 or steps < 1:
-        raise InvalidValue(
-            f"{probes} probes and {steps} steps", hint="Two probes and one step at least.", field="probes"
-        )
-    states, links = _links(functions, x, coupled)
+    for field, number, least in (("probes", probes, 2), ("steps", steps, 1)):
+        if number < least:
+            raise InvalidValue(f"{field} is {number}", hint=f"Ask for {least} at least.", field=field)
+    states, links = _links(functions, x, coupled=coupled)
     meter = _Meter(watch, _products_planned(len(links), probes, steps))
     for link in links:
         link.meter = meter
@@ -210,7 +209,7 @@ class _Probed(NamedTuple):
     standard_error: Tensor
 
 
-def _links(functions: Sequence[TokenFunction], x: Tensor, coupled: bool) -> tuple[list[Tensor], list[_Link]]:  # noqa: FBT001
+def _links(functions: Sequence[TokenFunction], x: Tensor, *, coupled: bool) -> tuple[list[Tensor], list[_Link]]:
     tokens, d = x.shape
     grouped = (1, tokens * d) if coupled else (tokens, d)
     states, links = [x], list[_Link]()

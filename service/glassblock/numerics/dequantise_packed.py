@@ -24,20 +24,20 @@ def unpack_bits(packed: Integer[Tensor, "*rows words"], bits: int, count: int) -
         bits: Bits of a code, 1 to 8.
         count: Codes to take; at most as many as a row holds.
     """
-    rows, codes = packed.shape[:-1], packed.new_empty((*packed.shape[:-1], count), dtype=torch.uint8)
-    if codes.numel() == 0:
-        return codes
+    rows = packed.shape[:-1]
+    if count == 0 or packed.numel() == 0:
+        return packed.new_empty((*rows, count), dtype=torch.uint8)
     # Flat first: an axis of one element may have any stride, and bytes can be seen only through a stride of one.
     octets = packed.reshape(-1).view(torch.uint8).view(-1, packed.shape[-1] * packed.itemsize)
     if bits in {1, 2, 4, 8}:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
         spread = (octets.unsqueeze(-1) >> shifts).bitwise_and_(2**bits - 1)
         return spread.flatten(1)[:, :count].reshape(*rows, count)
-    flat = codes.view(-1, count)
+    flat = octets.new_empty((octets.shape[0], count))
     step = max(1, CHUNK_ELEMENTS // count)
     for start in range(0, flat.shape[0], step):
         flat[start : start + step] = _unpack_odd(octets[start : start + step], bits)[:, :count]
-    return codes
+    return flat.view(*rows, count)
 
 
 def dequantise_gptq(

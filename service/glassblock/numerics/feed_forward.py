@@ -106,10 +106,16 @@ class FeedForward:
         return self.gate is not None
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All its tensors, those of its norm included."""
+        norm = () if self.hidden_norm is None else (self.hidden_norm.gain, self.hidden_norm.bias)
+        stored = (self.gate, self.up, self.down, self.gate_bias, self.up_bias, self.down_bias, *norm)
+        return tuple(tensor for tensor in stored if tensor is not None)
+
+    @property
     def parameters(self) -> int:
-        """Number of stored numbers, biases included."""
-        tensors = (self.gate, self.up, self.down, self.gate_bias, self.up_bias, self.down_bias)
-        return sum(tensor.numel() for tensor in tensors if tensor is not None)
+        """Number of stored numbers, those of biases and of its norm included."""
+        return sum(tensor.numel() for tensor in self.tensors)
 
     @property
     def neuronwise(self) -> bool:

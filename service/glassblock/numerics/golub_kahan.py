@@ -159,13 +159,22 @@ def largest_singular_value_bound(
 
 
 def singular_values(matrices: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
-    """Of dense matrices, descending."""
-    return cast("Tensor", torch.linalg.svdvals(matrices))
+    """Of dense matrices, descending; NaN for one that holds a number that is not finite."""
+    finite = matrices.isfinite().all(-1).all(-1)
+    values = cast("Tensor", torch.linalg.svdvals(_zero_unless(finite, matrices)))
+    return torch.where(finite[..., None], values, torch.nan)
 
 
 def singular_decomposition(matrices: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor, Tensor]:
-    """U, the singular values descending, and V^T."""
-    return cast("tuple[Tensor, Tensor, Tensor]", torch.linalg.svd(matrices))
+    """U, the singular values descending, and V^T; values of NaN where a number of the matrix is not finite."""
+    finite = matrices.isfinite().all(-1).all(-1)
+    u, values, vh = cast("tuple[Tensor, Tensor, Tensor]", torch.linalg.svd(_zero_unless(finite, matrices)))
+    return u, torch.where(finite[..., None], values, torch.nan), vh
+
+
+def _zero_unless(finite: Tensor, matrices: Tensor) -> Tensor:
+    """A matrix that is not finite makes torch raise, and costs the others of its batch their answer."""
+    return matrices if bool(finite.all()) else torch.where(finite[..., None, None], matrices, 0.0)
 
 
 def _orthogonalised(v: Tensor, basis: Tensor) -> Tensor:

@@ -60,15 +60,7 @@ def logit_chunks(
 ) -> Iterator[Float[Tensor, "*batch tokens part"]]:
     """The logits in parts along the vocabulary, in order; arguments and errors are those of `logits`.
 
-    Args:
-        hidden: As there.
-        final_norm: As there.
-        head: As there.
-        bias: As there.
-        scale: As there.
-        softcap: As there.
-        dtype: As there.
-        byte_budget: About how many bytes one part may take with its rows of the head; None for all in one part.
+    One part takes about `byte_budget` bytes with its rows of the head; None is all in one part.
     """
     if head.shape[-1] != hidden.shape[-1]:
         raise InvalidValue(

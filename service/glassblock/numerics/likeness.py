@@ -75,6 +75,8 @@ class Likeness:
             raise InvalidValue(f"pieces of shapes {list(first.shape)} and {list(second.shape)} cannot be compared")
         one, other = _wide(first), _wide(second)
         same = (one == other) | (one.isnan() & other.isnan())
+        if not (first.dtype.is_floating_point or second.dtype.is_floating_point):
+            same = first == second  # float32 does not hold whole numbers of more than 24 bits
         unequal = int(same.numel() - same.sum())
         if self.second_is_first_cast is None or self.first_is_second_cast is None:
             forward, backward = _chains(first.dtype, second.dtype), _chains(second.dtype, first.dtype)

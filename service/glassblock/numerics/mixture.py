@@ -19,7 +19,7 @@ from glassblock.errors import InvalidValue
 from glassblock.numerics.block import apply_sublayer
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.linear import apply_linear, widest_dtype
-from glassblock.numerics.routing import Routing, route
+from glassblock.numerics.routing import GroupScore, Routing, route
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +82,13 @@ class Mixture:
                 hint="The groups divide the experts evenly, and those that are kept hold enough of them.",
                 field="groups" if self.routing.groups > 1 else "top_k",
             )
+        judged = self.routing.kept_groups < self.routing.groups
+        if judged and members < 2 and self.routing.group_score is GroupScore.TOP_TWO:
+            raise InvalidValue(
+                f"{self.routing.groups} groups of {members} expert each cannot be judged by their two best",
+                hint="Give fewer groups.",
+                field="groups",
+            )
         if self.shared is None and self.shared_gate is not None:
             raise InvalidValue("a gate was given without a shared network", hint="Give both.", field="shared_gate")
         if self.shared is not None and self.shared.model_width != d:
@@ -116,7 +123,7 @@ class Mixture:
     def tensors(self) -> tuple[Tensor, ...]:
         """Its tensors but those of the experts."""
         own = (self.router, self.router_bias, self.correction, self.shared_gate)
-        shared = () if self.shared is None else _weights(self.shared)
+        shared = () if self.shared is None else self.shared.tensors
         return tuple(tensor for tensor in (*own, *shared) if tensor is not None)
 
 
@@ -189,7 +196,7 @@ def run_mixture(n: Float[Tensor, "*batch d"], mixture: Mixture, *, dtype: torch.
 def mixture_dtype(n: Tensor, mixture: Mixture) -> torch.dtype:
     """The widest of float32 and of the dtypes of the input and the mixture's tensors, streamed experts left out."""
     held = () if callable(mixture.experts) else mixture.experts
-    return widest_dtype((n, *mixture.tensors, *(tensor for expert in held for tensor in _weights(expert))))
+    return widest_dtype((n, *mixture.tensors, *(tensor for expert in held for tensor in expert.tensors)))
 
 
 def _through_experts(
@@ -211,10 +218,3 @@ def _through_experts(
             down = apply_sublayer(rows, expert) * weight
         routed.index_add_(0, token, down.to(n.dtype))
     return routed
-
-
-def _weights(network: FeedForward) -> tuple[Tensor | None, ...]:
-    return (
-        *(network.gate, network.up, network.down),
-        *(network.gate_bias, network.up_bias, network.down_bias),
-    )

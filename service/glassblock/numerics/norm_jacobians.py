@@ -22,7 +22,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.errors import InvalidValue
 from glassblock.numerics.norm_factors import rows_in_units
 from glassblock.numerics.norms import Norm
 
@@ -42,22 +41,6 @@ def norm_jacobian(x: Float[Tensor, "*batch d"], norm: Norm) -> Float[Tensor, "*b
     if norm.kind.centred:
         inner = inner - 1.0 / d
     return row.gamma.unsqueeze(-1) * inner / row.s.unsqueeze(-1)
-
-
-def norm_jacobian_times(
-    x: Float[Tensor, "*batch d"], norm: Norm, v: Float[Tensor, "*batch d"]
-) -> Float[Tensor, "*batch d"]:
-    """J v for each row, in O(d)."""
-    row = _row_of(x, norm)
-    return row.gamma * _project(row, v.to(row.n.dtype), norm) / row.s
-
-
-def times_norm_jacobian(
-    v: Float[Tensor, "*batch d"], x: Float[Tensor, "*batch d"], norm: Norm
-) -> Float[Tensor, "*batch d"]:
-    """J^T v, which is v J read as a row, for each row, in O(d)."""
-    row = _row_of(x, norm)
-    return _project(row, row.gamma * v.to(row.n.dtype), norm) / row.s
 
 
 def norm_jacobian_along_row(x: Float[Tensor, "*batch d"], norm: Norm) -> Float[Tensor, "*batch d"]:
@@ -93,56 +76,6 @@ def norm_jacobian_trace(x: Float[Tensor, "*batch d"], norm: Norm) -> Float[Tenso
     return (row.gamma * channel).sum(-1) / row.s.squeeze(-1)
 
 
-def norm_jacobian_singular_values(x: Float[Tensor, "*batch d"], norm: Norm) -> Float[Tensor, "*batch d"]:
-    """Singular values of J for each row, descending, where every |gamma| is the same number g.
-
-    RMSNorm: g/s (d - 1 times) and g eps/s^3 along x. LayerNorm: g/s (d - 2 times), g eps/s^3 along xc, and 0 along 1.
-
-    Raises:
-        InvalidValue: The gain varies: there is no closed form then (`norm_jacobian_spectral_bounds` brackets).
-    """
-    row = _row_of(x, norm)
-    size = row.gamma.abs()
-    if bool((size != size[0]).any()):
-        raise InvalidValue(
-            "the singular values of a norm with a varying gain have no closed form",
-            hint="Ask for the Frobenius norm or the spectral bounds, or use a constant gain.",
-            field="gain",
-        )
-    d = x.shape[-1]
-    largest = size[0] / row.s
-    values = largest.expand(*x.shape[:-1], d).clone()
-    if not norm.kind.centred:
-        values[..., d - 1] *= row.radial.squeeze(-1)
-        return values
-    values[..., d - 1] = 0.0
-    if d > 1:
-        values[..., d - 2] *= row.radial.squeeze(-1)
-    return values
-
-
-class SpectralBounds(NamedTuple):
-    """Bounds on the largest singular value, each `[*batch]`."""
-
-    lower: Tensor
-    upper: Tensor
-
-
-def norm_jacobian_spectral_bounds(x: Float[Tensor, "*batch d"], norm: Norm) -> SpectralBounds:
-    """Certain bounds on the largest singular value of J for each row, in O(d).
-
-    |gamma|_(k)/s <= sigma_1 <= |gamma|_(1)/s, with |gamma|_(k) the k-th largest and k = 2 for RMSNorm, 3 for LayerNorm:
-    among k channels there is a direction that the projection, which removes k - 1, leaves as it is. The lower bound is
-    zero where d < k.
-    """
-    row = _row_of(x, norm)
-    s = row.s.squeeze(-1)
-    size = row.gamma.abs().sort(descending=True).values
-    k = 3 if norm.kind.centred else 2
-    lower = size[k - 1] / s if len(size) >= k else torch.zeros_like(s)
-    return SpectralBounds(lower=lower, upper=size[0] / s)
-
-
 class _Row(NamedTuple):
     """n `[*batch, d]`; s and radial = eps/s^2 `[*batch, 1]`; gamma `[d]`."""
 
@@ -167,10 +100,3 @@ def _row_of(x: Tensor, norm: Norm) -> _Row:
     else:
         gamma = norm.gain.to(dtype) + norm.kind.offset
     return _Row(n=unit * (largest / s), s=s, radial=(root_eps / s).square(), gamma=gamma)
-
-
-def _project(row: _Row, v: Tensor, norm: Norm) -> Tensor:
-    d = v.shape[-1]
-    along = (row.n * v).sum(-1, keepdim=True) / d
-    projected = v - row.n * along
-    return projected - v.mean(-1, keepdim=True) if norm.kind.centred else projected

@@ -67,9 +67,8 @@ def turned_test(networks: Sequence[Projections], turned: Turned, *, draws: int, 
     if draws < 1 or not networks:
         raise ValueError("a permutation test takes a network and a draw at least")
     generator = torch.Generator().manual_seed(seed)
-    total = sum(_standardised(_statistics(network, turned, draws, generator)) for network in networks)
-    if not isinstance(total, Tensor):
-        raise TypeError("a sum of tensors is one")
+    each = [_standardised(_statistics(network, turned, draws, generator)) for network in networks]
+    total = torch.stack(each).sum(0)
     observed, drawn = total[0], total[1:]
     spread = float(drawn.std()) if draws > 1 else 0.0
     z = float(observed - drawn.mean()) / spread if spread > 0 else 0.0
@@ -119,7 +118,7 @@ def _statistics(
     k, c = network.gate.shape
     # Made where they are used: tens of thousands of permutations of some hundred numbers are many bytes.
     step = max(1, _BATCH_ENTRIES // (k * c))
-    taken = [torch.zeros(2 * len(pairs), 1 + draws, dtype=torch.float64)]
+    taken = torch.zeros(2 * len(pairs), 1 + draws, dtype=torch.float64)
     units = [(centred_unit_rows(still).rows, centred_unit_rows(turning).rows) for still, turning in pairs]
     ranks = [(_ranks(still), _ranks(turning)) for still, turning in pairs]
     for start in range(0, 1 + draws, step):
@@ -131,9 +130,9 @@ def _statistics(
         for place, ((still, turning), (length, its)) in enumerate(zip(units, ranks, strict=True)):
             moving = turning.T[columns]  # [count, c, k]: a column for each of its rows, their entries permuted
             cosines = (still[orders] * moving.transpose(1, 2)).sum(2)
-            taken[0][2 * place, start : start + count] = cosines.double().square().sum(1)
-            taken[0][2 * place + 1, start : start + count] = length[orders] @ its
-    return taken[0]
+            taken[2 * place, start : start + count] = cosines.double().square().sum(1)
+            taken[2 * place + 1, start : start + count] = length[orders] @ its
+    return taken
 
 
 def _ranks(weight: Float[Tensor, "k c"]) -> Float[Tensor, " k"]:

@@ -104,12 +104,15 @@ ROTARY_FORMS: Mapping[str, type[RotaryForm]] = MappingProxyType(
         "proportional": ProportionalForm,
     }
 )
+_MAY_BE_ZERO = frozenset({"mscale", "mscale_all_dim", "partial_rotary_factor"})
+_BEYOND = 2**53
+
 # The rotary sections of a multimodal model agree where all tokens are text.
 ROTARY_FORM_ALIASES: Mapping[str, str] = MappingProxyType({"su": "longrope", "mrope": "default"})
 
 
 def rotary_form_named(
-    name: str, parameters: Mapping[str, object], *, max_positions: int, field: str = "rope_parameters"
+    name: str, parameters: Mapping[str, object], *, max_positions: int | None, field: str = "rope_parameters"
 ) -> RotaryForm:
     """The form of that name, with its numbers out of a configuration.
 
@@ -119,7 +122,7 @@ def rotary_form_named(
     Args:
         name: A key of `ROTARY_FORMS` or of `ROTARY_FORM_ALIASES`.
         parameters: The configuration's rotary parameters, flat.
-        max_positions: The configuration's `max_position_embeddings`.
+        max_positions: The configuration's `max_position_embeddings`; None where it has none.
         field: What errors name.
 
     Raises:
@@ -133,11 +136,12 @@ def rotary_form_named(
             field=field,
             known=(*ROTARY_FORMS, *ROTARY_FORM_ALIASES),
         )
-    given = {"original_max_position_embeddings": max_positions, **_present(parameters)}
-    given["max_position_embeddings"] = max_positions
-    original = given["original_max_position_embeddings"]
-    if form in {YarnForm, LongRopeForm} and "factor" not in given and isinstance(original, int) and original > 0:
-        given["factor"] = max_positions / original
+    given = _present(parameters)
+    if max_positions is not None:
+        given = {"original_max_position_embeddings": max_positions, **given, "max_position_embeddings": max_positions}
+        original = given["original_max_position_embeddings"]
+        if form in {YarnForm, LongRopeForm} and "factor" not in given and isinstance(original, int) and original > 0:
+            given["factor"] = max_positions / original
     arguments: dict[str, object] = {}
     for entry in fields(form):
         if entry.name in given:
@@ -246,10 +250,15 @@ def _number(value: object, *, kind: object, name: str, field: str) -> object:
     elif kind is bool:
         if isinstance(value, bool):
             return value
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+    elif isinstance(value, int | float) and not isinstance(value, bool) and _in_range(value, name):
         return value
     raise InvalidValue(
-        f"{name} of the rotary positions is {value!r}",
-        hint="Give a finite number (a list of them for the factors of LongRoPE, true or false for `truncate`).",
+        f"{name} of the rotary positions is {value!r:.80}",
+        hint="Give a positive number (a list of them for the factors of LongRoPE, true or false for `truncate`).",
         field=f"{field}.{name}",
     )
+
+
+def _in_range(value: int | float, name: str) -> bool:
+    """Nearly all of them divide something; beyond the bound, a sum with 1 loses the 1. NaN is outside."""
+    return 0 < value < _BEYOND or (value == 0 and name in _MAY_BE_ZERO)

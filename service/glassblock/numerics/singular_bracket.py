@@ -88,8 +88,8 @@ def bracket_largest(
             upper, certain = torch.minimum(upper, bound), certain & (upper <= bound)
         lower = (ritz[:, 0] - rounding).clamp(min=0.0)
         converged = upper <= (1.0 + tolerance) * lower
-        # Rounding grows with the Ritz value, and no step narrows what it leaves open.
-        hopeless = lower + 2.0 * rounding > (1.0 + tolerance) * lower
+        # Rounding grows with the Ritz value, and no step narrows what it leaves open; nor does one narrow NaN.
+        hopeless = ~(lower + 2.0 * rounding <= (1.0 + tolerance) * lower)
         if last or bool((converged | hopeless).all()):
             return LargestBracket(lower, upper, certain, converged, rounding, state)
     raise AssertionError

@@ -146,16 +146,16 @@ def coupled_frobenius(
         flat = torch.randn(n, generator=generator, dtype=torch.float64)
         return flat if distribution == "gaussian" else torch.where(flat < 0, -torch.ones_like(flat), 1.0)
 
-    def square(z: Tensor) -> float:
+    def square(z: Tensor, *, probe: int) -> float:
         nonlocal done
-        watch.at(done, probes, "probes")
+        watch.at(probe, probes, "probes")
         done += 1
         return float(lengths(jacobian.pulled(z)).double().square())
 
     if estimator == ROWS:
         return _row_by_row(jacobian, distribution=distribution, seed=seed, watch=watch)
     if estimator is None:
-        pilot = torch.tensor([square(draw()) for _ in range(_PILOT)], dtype=torch.float64)
+        pilot = torch.tensor([square(draw(), probe=0) for _ in range(_PILOT)], dtype=torch.float64)
         spread = float(pilot.var() / pilot.mean().square()) if float(pilot.mean()) > 0 else 0.0
         estimator = "hutch++" if spread > 2.0 / LOW_RANK else "hutchinson"
     captured, basis = 0.0, None
@@ -163,11 +163,11 @@ def coupled_frobenius(
         captured, basis, products = _captured(jacobian, generator, min(probes // 2, n), watch)
         done += products
     squares: list[float] = []
-    for _ in range(probes):
+    for probe in range(probes):
         z = draw()
         if basis is not None:
             z = z - basis @ (basis.T @ z)
-        squares.append(square(z))
+        squares.append(square(z, probe=probe))
     found = torch.tensor(squares, dtype=torch.float64)
     total = captured + float(found.mean())
     error = float(found.std()) / probes**0.5
@@ -175,8 +175,8 @@ def coupled_frobenius(
     frobenius = math.sqrt(total)
     return FrobeniusEstimate(
         frobenius=frobenius,
-        standard_error=error / (2.0 * frobenius) if frobenius > 0 else 0.0,
-        lower=math.sqrt(max(captured, total - reach, 0.0)),
+        standard_error=0.0 if frobenius == 0 else error / (2.0 * frobenius),
+        lower=math.nan if math.isnan(total - reach) else math.sqrt(max(captured, total - reach, 0.0)),
         upper=math.sqrt(total + reach),
         probes=probes,
         products=done,

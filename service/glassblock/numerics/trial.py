@@ -130,7 +130,7 @@ class Trial:
         by_token = self._tokens(products, one.hypothesis, other.hypothesis)
         return min(by_element, by_token._replace(alone_exact=by_element.alone_exact), key=lambda votes: votes.chance)
 
-    def _elements(self, stage: str, one: Hypothesis, other: Hypothesis) -> "_Elements":
+    def _elements(self, stage: str, one: Hypothesis, other: Hypothesis) -> _Elements:
         """In the way that comes nearest to the capture for both, so that they differ by the hypothesis alone."""
         both = self._nearness(stage, one).distances.sum(-1) + self._nearness(stage, other).distances.sum(-1)
         way = _ROUNDED[int(both.nan_to_num(nan=torch.inf).argmin())]

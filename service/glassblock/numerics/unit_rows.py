@@ -50,30 +50,9 @@ def centred_unit_rows(weight: Float[Tensor, "m d"]) -> UnitRows:
     return _scaled(rows, length, kept=length > CONSTANT_ROW * before)
 
 
-def paired_rows(weight: Float[Tensor, "m d"], down: Float[Tensor, "d m"]) -> UnitRows:
-    """The rows w_i * d_i (elementwise) of the mirrored statistic P(W), scaled to unit length.
-
-    d_i is column i of `down`. Both are centred unit rows beforehand; the product is not centred, since its mean
-    is the inner product of w_i and d_i, which is what P looks for.
-    """
-    return product_rows(centred_unit_rows(weight), centred_unit_rows(down.T))
-
-
 def product_rows(left: UnitRows, right: UnitRows) -> UnitRows:
     """The elementwise product of two sets of unit rows, neuron by neuron, scaled to unit length."""
     return rescaled_rows(left.rows * right.rows)
-
-
-def summed_expert_rows(experts: Float[Tensor, "experts m d"]) -> UnitRows:
-    """The sum over experts of their centred unit rows, one row per neuron index, scaled to unit length.
-
-    Upcycled experts share the signs of their neurons. Flipping neuron i in all experts together is a symmetry whether
-    they were copied in the same order or drawn apart, so the sum has one fair sign per neuron index in either case.
-    """
-    total = torch.zeros(experts.shape[1:], dtype=torch.float32, device=experts.device)
-    for expert in experts:
-        total += centred_unit_rows(expert).rows
-    return rescaled_rows(total)
 
 
 def rescaled_rows(rows: Float[Tensor, "m d"]) -> UnitRows:

@@ -1,5 +1,6 @@
 """The Gemma families."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -40,6 +41,9 @@ from glassblock.checkpoint.family import (
 )
 from glassblock.numerics.wiring import Placement
 
+# Only the first Gemma's own code reads it so: in the others hidden_activation is what it says.
+_LEGACY_GELU: Mapping[str | bool, str] = MappingProxyType({"gelu": "gelu_pytorch_tanh"})
+
 GEMMA = Architecture(
     name="gemma",
     model_types=("gemma",),
@@ -47,7 +51,7 @@ GEMMA = Architecture(
     trunks=TRUNKS,
     layer="layers.{i}.",
     sizes=sizes(3072, 24576, 28, 16, 256000, kv_heads=16, head_dim=256),
-    feed_forward=gated(Setting(("hidden_act",), "gelu_pytorch_tanh"), NEVER),
+    feed_forward=gated(Setting(("hidden_act",), "gelu_pytorch_tanh", meanings=_LEGACY_GELU), NEVER),
     norms=norms("rms_plus1", EPS_6, *PRE_NORMS),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",
@@ -58,7 +62,7 @@ GEMMA = Architecture(
     attention=heads(bias=ATTENTION_BIAS),
     notes=(
         "Gains are stored as w and used as 1 + w. GGUF files hold 1 + w already.",
-        "Early configs say hidden_act gelu where the models were trained with the tanh form; what they say is run.",
+        "Early configs say hidden_act gelu and mean the tanh form, which the models were trained with: that is run.",
     ),
 )
 

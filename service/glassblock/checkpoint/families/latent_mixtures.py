@@ -96,7 +96,7 @@ DEEPSEEK_V3 = Architecture(
     verified="executed",
     sources=(*source("deepseek_v3"), "deepseek-ai/DeepSeek-V3: README_WEIGHTS.md"),
     layer_variants=(dense_unless(FromLayer(Whole(("first_k_dense_replace",), 3)), network("mlp.")), _UNCOMPRESSED),
-    extra_layers=Setting(("num_nextn_predict_layers",), 0.0),
+    extra_layers=Setting(("num_nextn_predict_layers",), 1.0),
     attention=latent_heads(
         rotary(of="rope_head_dim", arrangement=PAIRS_BY_FLAG, max_positions=_POSITIONS),
     ),

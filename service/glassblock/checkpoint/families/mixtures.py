@@ -247,7 +247,7 @@ GLM4_MOE = Architecture(
         ),
     ),
     layer_variants=(dense_unless(FromLayer(Whole(("first_k_dense_replace",), 1)), network("mlp.")),),
-    extra_layers=Setting(("num_nextn_predict_layers",), 0.0),
+    extra_layers=Setting(("num_nextn_predict_layers",), 1.0),
     attention=heads(bias=ATTENTION_BIAS, output_bias=NEVER, rotary=rotary(share=0.5)),
     notes=("Gate and up are separate, where the dense GLM-4 fuses them.",),
 )

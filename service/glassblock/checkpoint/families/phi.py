@@ -69,6 +69,24 @@ PHI3 = Architecture(
     notes=("The first half of the rows of gate_up_proj is the gate.",),
 )
 
+PHI4_MULTIMODAL = like(
+    PHI3,
+    "phi4_multimodal",
+    "Phi4MultimodalForCausalLM",
+    "Phi4MultimodalModel",
+    sizes=sizes(3072, 8192, 32, 32, 200064, kv_heads=8),
+    attention=fused_heads(
+        "self_attn.qkv_proj",
+        "self_attn.o_proj",
+        window=NO_WINDOW,
+        rotary=rotary(
+            original_key="original_max_position_embeddings",
+            max_positions=Setting(("max_position_embeddings",), 131072.0),
+        ),
+    ),
+    notes=("Its language model; the audio encoder is phi4_multimodal_audio, whose gate_up_proj has the gate second.",),
+)
+
 _PHI_NORMS = norms(
     "layernorm",
     EPS_LAYER_NORM,
@@ -150,6 +168,7 @@ PHI3SMALL = like(
 
 ROWS = (
     PHI3,
+    PHI4_MULTIMODAL,
     PHI,
     PHI3SMALL,
 )

@@ -1,6 +1,7 @@
 """The client for asyncio and trio."""
 
 import copy
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -19,6 +20,8 @@ from glassblock_client import exchange, questions
 from glassblock_client.backend import httpx
 from glassblock_client.exchange import Call, Reply
 from glassblock_client.jobs import (
+    AWAY,
+    AWAY_SECONDS,
     EventFeed,
     OnEvent,
     OnProgress,
@@ -99,8 +102,9 @@ class AsyncClient:
     def as_job(self, on_progress: OnProgress | None = None) -> Self:
         """The same service, where whatever may take long runs as a job; methods wait, and answer as before.
 
-        For what is over the cost that a caller may wait for, or should outlive a broken connection. Whatever ends the
-        wait early, Ctrl-C too, cancels the job. It shares the connections of this client.
+        For what is over the cost that a caller may wait for, or should outlive a broken connection, and a service that
+        is away for up to two minutes. Whatever ends the wait early, Ctrl-C too, cancels the job. It shares the
+        connections of this client.
 
             client.as_job(print).jacobians("llama", range(80))
 
@@ -170,12 +174,15 @@ class AsyncClient:
             audit_id: as `start_audit` said it.
             last_event_id: `id` of the last event seen, to go on after it; from the beginning when left out.
             on_event: told every event as it comes.
+
+        Raises:
+            ServiceUnavailable: the stream broke off before the end of the audit.
         """
         feed, said = EventFeed(on_event), {"Last-Event-ID": last_event_id}
         call = exchange.prepare(wire.AUDIT_EVENTS, Nothing(), parameters={"id": audit_id}, said=said)
         response, landing = await self._send(call, feed)
         exchange.require_stream(call, response.status_code, response.headers, landing)
-        return feed.events
+        return feed.close()
 
     audit_report = _asks(questions.audit_report)
 
@@ -210,7 +217,8 @@ class AsyncClient:
     ) -> Report:
         """Audit a checkpoint and wait for the report. Arguments as `start_audit`.
 
-        Whatever ends the wait early, Ctrl-C too, cancels the audit.
+        A service that is away for up to two minutes is waited for. Whatever ends the wait early, Ctrl-C too, cancels
+        the audit.
 
         Args:
             on_progress: told the progress at every look.
@@ -240,13 +248,17 @@ class AsyncClient:
 
     async def _waited(self, audit: Audit, on_progress: OnProgress | None) -> Audit:
         """The job once it has ended well; whatever ends the wait early cancels it."""
-        waits = pauses()
+        waits, seen = pauses(), time.monotonic()
         try:
             while not ended_well(audit):
                 if on_progress is not None:
                     on_progress(audit.progress)
                 await anyio.sleep(next(waits))
-                audit = await self.audit(audit.id)
+                try:
+                    audit, seen = await self.audit(audit.id), time.monotonic()
+                except AWAY:
+                    if time.monotonic() - seen > AWAY_SECONDS:
+                        raise
         except BaseException:
             if audit.state not in ENDED:
                 await self._give_up(audit)

@@ -3,7 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from glassblock.errors import InternalFault, InvalidValue, NotReady, ServiceUnavailable
+from glassblock.errors import (
+    GlassblockError,
+    InternalFault,
+    InvalidValue,
+    NotReady,
+    ServiceUnavailable,
+    StorageUnavailable,
+    TooManyRequests,
+)
 from glassblock.wire.audits import ENDED, Audit, AuditEvent, JobAnswer, Progress, Report
 from glassblock.wire.endpoints import ENDPOINTS, START_AUDIT, Endpoint
 from glassblock.wire.problems import Problem, error_from_problem
@@ -12,6 +20,12 @@ from pydantic import ValidationError
 
 OnProgress = Callable[[Progress], object]
 OnEvent = Callable[[AuditEvent], object]
+
+AWAY: tuple[type[GlassblockError], ...] = (ServiceUnavailable, StorageUnavailable, TooManyRequests)
+"""What a look at a job may end with while the job itself goes on."""
+
+AWAY_SECONDS = 120.0
+"""How long a service may be away before the wait for a job ends: a restart takes less."""
 
 LONGEST_EVENT = 1 << 20
 """Bytes; a longer one is none of ours."""
@@ -84,9 +98,15 @@ class EventFeed:
         self._data: list[bytes] = []
         self._events: list[AuditEvent] = []
 
-    @property
-    def events(self) -> tuple[AuditEvent, ...]:
-        """All that came."""
+    def close(self) -> tuple[AuditEvent, ...]:
+        """All that came.
+
+        Raises:
+            ServiceUnavailable: the last of them is no end: the stream broke off, however orderly.
+        """
+        if self._events and self._events[-1].state not in ENDED:
+            last = self._events[-1].id
+            raise ServiceUnavailable("the events broke off", hint=f"ask for those after it: last_event_id='{last}'")
         return tuple(self._events)
 
     def add(self, chunk: bytes) -> None:

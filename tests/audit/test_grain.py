@@ -57,3 +57,17 @@ def test_whichever_number_is_off_the_grid_it_is_seen(place: int) -> None:
 def test_parts_together_lie_where_each_does() -> None:
     codes, off = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 9.0])
     assert Grain().and_then(codes).joined(Grain().and_then(off)) == Grain().and_then(torch.cat([codes, off]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("place", [0, 3, 4, 999])
+def test_infinity_lies_among_whole_numbers_wherever_it_stands(place: int, dtype: torch.dtype) -> None:
+    numbers = torch.randint(-127, 128, (1000,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    numbers[place] = -torch.inf
+    assert "integer" in grids(numbers)
+
+
+def test_a_signalling_nan_lies_on_no_grid_and_warns_nobody() -> None:
+    numbers = torch.ones(8, dtype=torch.bfloat16)
+    numbers.view(torch.int16)[5] = 0x7F81
+    assert grids(numbers) == set()

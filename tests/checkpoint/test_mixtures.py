@@ -14,6 +14,7 @@ import torch
 import transformers
 from glassblock.checkpoint.architectures import BY_MODEL_TYPE
 from glassblock.checkpoint.families import hybrids, latent_mixtures, mixtures, stacked_mixtures
+from glassblock.checkpoint.fitting import Sizes
 from glassblock.checkpoint.layers import (
     embedding_rows,
     eps_sources,
@@ -21,13 +22,16 @@ from glassblock.checkpoint.layers import (
     load_feed_forward,
     load_norm,
     load_wiring,
+    resolve_layer,
     row_at,
     shape_faults,
 )
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.wanted_tensors import MAX_ABSENT_EXPERTS, wanted_in_layer
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.block import apply_sublayer, run_block
+from makers import Tiny, tiny_checkpoint
 from torch import Tensor, nn
 
 from checkpoint.tiny_models import BASE, MIXTURES, shaken
@@ -255,6 +259,27 @@ def test_an_expert_must_be_named_and_exist(tmp_path: Path) -> None:
         load_feed_forward(checkpoint, 1, "cpu", ReadMeter(), expert=0)
     with pytest.raises(InvalidValue, match="has no expert 3"):
         load_feed_forward(checkpoint, 2, "cpu", ReadMeter(), expert=3)
+
+
+def test_a_count_of_experts_that_no_model_has_is_not_looked_for(tmp_path: Path) -> None:
+    tiny_checkpoint("mixtral", tmp_path, tiny=Tiny(layers=1), config={"num_local_experts": 4_967_300})
+    checkpoint = open_checkpoint(tmp_path)
+    wanted = list(wanted_in_layer(checkpoint, row_at(checkpoint, 0), "model.layers.0.", Sizes(checkpoint)))
+    assert len(wanted) < 10 * MAX_ABSENT_EXPERTS
+    tensors, faults = resolve_layer(checkpoint, 0)
+    assert len(tensors.networks) == Tiny().experts
+    assert any(fault.kind == "shape" and "4967300" in fault.message for fault in faults)
+
+
+def test_as_many_experts_as_are_there_are_looked_for(tmp_path: Path) -> None:
+    many = MAX_ABSENT_EXPERTS + 3
+    gone = {f"model.layers.0.block_sparse_moe.experts.{many - 1}.w{part}.weight": None for part in (1, 2, 3)}
+    tiny = Tiny(layers=1, hidden=2, intermediate=2, experts=many, heads=1, kv_heads=1, head_dim=2)
+    tiny_checkpoint("mixtral", tmp_path, tiny=tiny, tensors=gone)
+    tensors, faults = resolve_layer(open_checkpoint(tmp_path), 0)
+    assert len(tensors.networks) == many - 1
+    assert [fault.kind for fault in faults] == ["experts-missing"]
+    assert f"expert {many - 1} has no tensor" in faults[0].message
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "deepseek_v3", "jamba", "llama4_text", "nemotron_h"])

@@ -4,6 +4,7 @@ import gzip
 import inspect
 import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -17,10 +18,11 @@ from glassblock.errors import (
     NoRoom,
     NotReady,
     ServiceUnavailable,
+    StorageUnavailable,
     UnknownCheckpoint,
 )
 from glassblock.wire import framing
-from glassblock.wire.audits import Audit, AuditList, Progress
+from glassblock.wire.audits import Audit, AuditEvent, AuditList, Progress
 from glassblock.wire.blocks import BlockRunAnswer, Overrides
 from glassblock.wire.endpoints import ENDPOINTS
 from glassblock.wire.likelihoods import LikelihoodAnswer
@@ -28,8 +30,10 @@ from glassblock.wire.problems import problem_from_error
 from glassblock.wire.tables import Health
 from glassblock.wire.values import BytesRead, Sample, Sourced
 from glassblock_client import AsyncClient, Client
+from glassblock_client.cli import app, audits
 from glassblock_client.tensors import array_from_wire, wire_from_array
 from reports.report_makers import report
+from typer.testing import CliRunner
 
 from client.fake_service import (
     BUDGET,
@@ -41,6 +45,7 @@ from client.fake_service import (
     RESIDENCY,
     RULES,
     FakeService,
+    Handler,
     finished_audit,
     json_response,
     listening,
@@ -523,6 +528,68 @@ def test_an_interrupt_cancels_the_audit(ask: Any, reached: bool):
     with pytest.raises(KeyboardInterrupt):
         ask(service, lambda c: c.audit_checkpoint("tiny", on_progress=interrupt))
     assert service.asked[-1].method == "DELETE"
+
+
+def away(_: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
+@BOTH
+def test_a_service_that_is_away_for_a_while_does_not_end_its_audit(ask: Any):
+    looks = iter([away, lambda _: problem_response(StorageUnavailable("busy"), 503), away, Steps(finished_audit())])
+
+    def look(request: httpx.Request) -> httpx.Response:
+        return next(looks)(request)
+
+    service = FakeService({"POST /v1/audits": waiting("running"), "GET /v1/audits/a1": look})
+    assert ask(service, lambda c: c.audit_checkpoint("tiny")) == report()
+
+
+@BOTH
+def test_a_service_that_stays_away_ends_the_wait(ask: Any, monkeypatch: pytest.MonkeyPatch):
+    for module in ("client", "async_client"):
+        monkeypatch.setattr(f"glassblock_client.{module}.AWAY_SECONDS", 0.3)
+    service = FakeService(
+        {"POST /v1/audits": waiting("running"), "GET /v1/audits/a1": away, "DELETE /v1/audits/a1": waiting("cancelled")}
+    )
+    with pytest.raises(ServiceUnavailable, match="refused"):
+        ask(service, lambda c: c.audit_checkpoint("tiny"))
+    assert [asked.method for asked in service.asked[-2:]] == ["GET", "DELETE"]
+
+
+def event_stream(*events: AuditEvent) -> Handler:
+    text = "".join(f"data: {event.model_dump_json()}\n\n" for event in events)
+    return lambda _: httpx.Response(200, text=text, headers={"Content-Type": "text/event-stream"})
+
+
+def events_in(*states: Any) -> list[AuditEvent]:
+    at, progress = datetime(2026, 1, 1, tzinfo=UTC), Progress(done=0, total=1)
+    return [AuditEvent(id=n, kind="state", at=at, state=state, progress=progress) for n, state in enumerate(states, 1)]
+
+
+@BOTH
+def test_events_that_break_off_in_good_order_are_no_end(ask: Any):
+    service = FakeService({"GET /v1/audits/a1/events": event_stream(*events_in("queued", "running"))})
+    with pytest.raises(ServiceUnavailable, match="broke off") as caught:
+        ask(service, lambda c: c.audit_events("a1"))
+    assert caught.value.hint == "ask for those after it: last_event_id='2'"
+
+
+def test_events_are_followed_over_as_many_broken_streams_as_tell_something_new(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audits, "RECONNECTS", 1)
+    monkeypatch.setattr(audits, "RECONNECT_SECONDS", 0.0)
+    told = events_in("queued", "running", "running", "running", "succeeded")
+    left = list(told)
+
+    def one_more(request: httpx.Request) -> httpx.Response:
+        assert request.headers.get("Last-Event-ID", "0") == str(len(told) - len(left))
+        return event_stream(left.pop(0))(request)
+
+    service = FakeService({"GET /v1/audits/a1/events": one_more, "GET /v1/audits/a1": finished_audit()})
+    with listening(service) as url:
+        followed = CliRunner().invoke(app, ["audits", "--follow", "a1", "--format", "json", "--url", url])
+    assert followed.exit_code == 0, followed.output
+    assert [json.loads(line)["id"] for line in followed.stdout.splitlines()] == [event.id for event in told]
 
 
 def test_a_cancelled_task_cancels_its_audit():

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from glassblock.errors import InvalidValue, UnknownCheckpoint
 from glassblock.reports import REPORTS
+from glassblock.reports.page import page
 from glassblock.wire import framing
 from glassblock.wire.audits import Audit, Finding, Progress, Report
 from glassblock.wire.blocks import StageStatistics
@@ -32,6 +33,8 @@ from glassblock_client.cli.audit import exit_status
 from glassblock_client.cli.connection import root_and_name
 from glassblock_client.tensors import array_from_wire, wire_from_array
 from reports.report_makers import report, report_with_verdict, swap_finding, swapped_report, undecided_report
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from client.fake_service import (
@@ -233,6 +236,7 @@ AGAINST = {
     "an array": (b"[]", "is not a JSON object"),
     "binary": (b"\xff\xfe\x00", "is not JSON"),
     "too deep": (b'{"a":' * 100_000, "is not JSON"),
+    "half a pair": (b'{"a": "\\ud800"}', "surrogates not allowed"),
     "too large": (b'{"a": "' + b"x" * (16 * 1024 * 1024) + b'"}', "larger than"),
 }
 
@@ -252,7 +256,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "absent": (["audit", "/no/such/checkpoint"], "there is no '/no/such/checkpoint'"),
     "the root": (["audit", "/"], "the root of the file system"),
     "format": (["audit", "{checkpoint}", "--format", "pdf"], "known: " + ", ".join(REPORTS)),
-    "no rule": (["audit", "{checkpoint}", "--rules", " ,"], "--rules names no rule"),
+    "no rule": (["audit", "{checkpoint}", "--rules", " ,"], "--rules names nothing"),
     "absent config": (
         ["audit", "{checkpoint}", "--against", "/no/such.json"],
         "--against: /no/such.json does not exist",
@@ -557,6 +561,26 @@ def test_rules_lists_and_explains():
     assert "Strict readers refuse the file." in one.stdout
     assert json.loads(invoke(service, "rules", "--format", "json").stdout)["rules"][1]["name"] == "container/hole"
     assert "rms_llama" in invoke(service, "families").stdout
+
+
+def test_a_narrow_page_cuts_no_number():
+    table = Table("stage", "mean\nsquare", "shape")
+    table.add_row("contribution", Text("0.123456789"), "4×256×1024")
+    narrow = page([table], width=26, colour=False)
+    assert narrow.split() == ["stage", "contribution", "mean", "square", "0.123456789", "shape", "4×256×1024"]
+    assert max(map(len, narrow.splitlines())) <= 26
+    assert "┃" in page([table], width=60, colour=False), "where there is room it stays a table"
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_tables_of_rules_and_families_cut_no_word_on_a_narrow_screen(monkeypatch: pytest.MonkeyPatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    service = FakeService(EVERYTHING)
+    for command in ("rules", "families"):
+        shown = invoke(service, command).stdout
+        assert max(map(len, shown.splitlines())) <= columns
+        assert "…" not in shown
+    assert "ffn/gate-up-swapped  error\n  Gate and up are exchanged." in invoke(service, "rules").stdout
 
 
 def test_doctor_says_what_works():

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from glassblock.errors import InvalidValue
+from glassblock.errors import InvalidValue, TooLarge
 from glassblock.wire.jacobians import (
     Depth,
     DepthCurve,
@@ -29,7 +29,7 @@ from glassblock_client.cli import jacobian_plot
 from glassblock_client.tensors import wire_from_array
 from makers import Tiny, tiny_checkpoint
 
-from client.fake_service import DETAIL, FakeService, json_response
+from client.fake_service import DETAIL, FakeService, finished_audit, json_response, problem_response
 from client.test_clients import BOTH
 from client.test_command_line import invoke
 
@@ -196,6 +196,26 @@ def test_layers_that_a_text_reached_are_not_said_to_have_the_same_rows(checkpoin
     assert f"what a text of {TOKENS} tokens is at each layer" in result.stdout
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_text_passes_the_layers_below_once_where_one_answer_holds_them_all(checkpoint: Path, fits: bool) -> None:
+    """The first layer tells that the model's states are meant; the others are one job, or else as many requests."""
+    asked: list[tuple[list[int], bool]] = []
+
+    def reached(request: httpx.Request) -> httpx.Response:
+        layers, as_job = json.loads(request.content)["layers"], request.headers.get("Prefer") == "respond-async"
+        asked.append((layers, as_job))
+        if as_job and not fits:
+            return problem_response(TooLarge("too many tokens"), 413)
+        told = answer(layers, states="reached")
+        return json_response(told if not as_job else finished_audit(), 202 if as_job else 200)
+
+    service = FakeService({"POST /v1/jacobians": reached, "GET /v1/audits/a1/answer": answer((1, 2), states="reached")})
+    result = invoke(service, "jacobian", checkpoint, "--layers", "0-2", "--text", "Once upon", "--format", "json")
+    assert result.exit_code == 0, result.output
+    assert [layer["layer"] for layer in json.loads(result.stdout)["layers"]] == [0, 1, 2]
+    assert asked == [([0], False), ([1, 2], True), *([] if fits else [([1], False), ([2], False)])]
+
+
 def test_one_layer_is_listed_token_by_token(service: FakeService, checkpoint: Path) -> None:
     result = invoke(service, "jacobian", checkpoint, "--layers", 3, "--sample", TOKENS)
     assert result.exit_code == 0, result.output
@@ -219,6 +239,11 @@ def test_each_layer_may_have_its_own_input(service: FakeService, checkpoint: Pat
     missing = invoke(service, "jacobian", checkpoint, "--layers", "1", "--input", file)
     assert missing.exit_code == 2
     assert "holds no layers.1.x" in missing.stderr
+    arrays["token_ids"] = np.full(TOKENS, np.nan)
+    file.write_bytes(b"".join(frame("request", "{}", {name: wire_from_array(a) for name, a in arrays.items()})))
+    refused = invoke(service, "jacobian", checkpoint, "--layers", "0", "--input", file)
+    assert refused.exit_code == 2
+    assert "token ids are integers" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -307,6 +332,7 @@ def with_tokens(tokens: tuple[TokenJacobian, ...]) -> JacobiansAnswer:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is sent to a child")
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="a child would ignore SIGINT as we do")
 def test_ctrl_c_ends_it_within_two_seconds_and_says_nothing_but_that(tmp_path: Path) -> None:
     """One second for the work to let go, and one for the interpreter to end."""
     wide = Tiny(hidden=1024, intermediate=4096, layers=1, heads=2, kv_heads=1, head_dim=16, vocab=4096)
@@ -316,12 +342,15 @@ def test_ctrl_c_ends_it_within_two_seconds_and_says_nothing_but_that(tmp_path: P
     work = subprocess.Popen(
         [*command, "--norms", "condition_number"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    time.sleep(4.0)
-    assert work.poll() is None, work.communicate()
-    asked = time.monotonic()
-    work.send_signal(signal.SIGINT)
-    out, told = work.communicate(timeout=30)
-    assert time.monotonic() - asked < 2.0
+    try:
+        time.sleep(4.0)
+        assert work.poll() is None, work.communicate()
+        asked = time.monotonic()
+        work.send_signal(signal.SIGINT)
+        out, told = work.communicate(timeout=30)
+        assert time.monotonic() - asked < 2.0
+    finally:
+        work.kill()
     assert work.returncode == 130
     assert (out, told.strip()) == ("", "interrupted")
 

@@ -118,21 +118,24 @@ def test_run_sends_part_expert_and_text(checkpoint: Path) -> None:
         (["--tokens", "{tmp}/halves.npy"], "token ids are integers"),
         (["--tokens", "{tmp}/broken.json"], "cannot be read"),
         (["--tokens", "{tmp}/object.json"], "holds no list"),
+        (["--tokens", "{tmp}/empty.npy"], "cannot be read"),
     ],
-    ids=["nothing", "two", "a word", "absent", "a suffix", "halves", "broken", "no list"],
+    ids=["nothing", "two", "a word", "absent", "a suffix", "halves", "broken", "no list", "empty"],
 )
 def test_what_is_no_text_is_one_error_line(checkpoint: Path, tmp_path: Path, words: list[str], says: str) -> None:
     (tmp_path / "ids.txt").write_text("1 2")
     np.save(tmp_path / "halves.npy", np.array([0.5, 1.0]))
     (tmp_path / "broken.json").write_text("[1,")
     (tmp_path / "object.json").write_text("{}")
+    (tmp_path / "empty.npy").touch()
     result = invoke(FakeService({}), "likelihood", checkpoint, *(word.format(tmp=tmp_path) for word in words))
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
     assert says in result.stderr.replace("\n", " ")
 
 
-def test_an_expert_that_is_no_number_is_told(checkpoint: Path) -> None:
-    result = invoke(FakeService({}), "run", checkpoint, "--layer", 0, "--expert", "first", "--sample", 2)
+@pytest.mark.parametrize("word", ["first", "9" * 5000], ids=["a word", "more digits than an integer may be read of"])
+def test_an_expert_that_is_no_number_is_told(checkpoint: Path, word: str) -> None:
+    result = invoke(FakeService({}), "run", checkpoint, "--layer", 0, "--expert", word, "--sample", 2)
     assert result.exit_code == 2
-    assert "'first' is no number" in result.stderr
+    assert f"'{word}' is neither a number nor 'shared'" in result.stderr

@@ -1,10 +1,13 @@
 """Jobs and their leases, over both databases: taken once, fenced off, found again, never lost."""
 
+import ctypes
 import json
 import math
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +15,9 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from glassblock.errors import InternalFault, InvalidValue, NoRoom, UnknownAudit
+from glassblock.errors import InternalFault, InvalidValue, NoRoom, StorageUnavailable, UnknownAudit
 from glassblock.jobs import history, leases
-from glassblock.jobs.database import FILE, Database, open_database
+from glassblock.jobs.database import CACHE_KIB, FILE, POOL, Database, open_database
 from glassblock.jobs.history import Asked
 from glassblock.jobs.leases import Held, Lease
 from glassblock.jobs.tables import METADATA
@@ -59,6 +62,55 @@ def test_many_may_open_a_new_database_at_once(place: str | Path) -> None:
         for database in openers.map(lambda _: open_database(place), range(4)):
             assert leases.take(database) is None
             database.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's mallinfo2")
+def test_connections_do_not_keep_the_history_in_memory(tmp_path: Path) -> None:
+    database = open_database(tmp_path, durable=False)
+    put(database)
+    with database.writing() as connection:
+        row = text("INSERT INTO pieces (audit, side, bytes, data) VALUES (1, 'answer', 3000, zeroblob(3000))")
+        for _ in range(2000):  # more than SQLite would keep
+            connection.execute(row)
+    before = _allocated()
+    with ExitStack() as all_at_once:
+        for connection in [all_at_once.enter_context(database.reading()) for _ in range(POOL)]:
+            connection.execute(text("SELECT sum(bytes) FROM pieces")).scalar_one()
+    kept = _allocated() - before
+    database.close()
+    assert kept < 2 * POOL * CACHE_KIB * 1024, "without a bound it is 2000 KiB each"
+
+
+def _allocated() -> int:
+    """Bytes that malloc has given out, to whomever, and that lie in its arenas."""
+
+    class Counted(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
+
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Counted
+    return int(libc.mallinfo2().uordblks)
+
+
+_MALLINFO = (  # malloc.h
+    "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+)  # fmt: skip
+
+
+def test_what_a_database_says_of_itself_is_for_the_log(postgres: str, caplog: pytest.LogCaptureFixture) -> None:
+    place = fresh_database(postgres)
+    database = open_database(place)
+    with (
+        caplog.at_level("WARNING"),
+        pytest.raises(StorageUnavailable) as refused,
+        database.writing() as connection,
+    ):
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    database.close()
+    assert "administrator" in caplog.text
+    assert "administrator" not in refused.value.message
+    with pytest.raises(StorageUnavailable, match="nobody"):  # whoever starts the service is told at once
+        open_database(place.replace("postgres@", "nobody@"))
 
 
 def test_a_database_without_an_encoding_will_do(postgres: str) -> None:

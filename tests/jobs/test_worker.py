@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from glassblock.errors import StorageUnavailable
 from glassblock.jobs import database as databases
+from glassblock.jobs import history
 from glassblock.jobs.audits import AuditJobs
 from glassblock.jobs.database import FILE
 from glassblock.jobs.history import Asked
@@ -187,6 +189,28 @@ def test_a_database_that_stays_locked_is_told_of(tmp_path: Path, monkeypatch: py
         other.execute("ROLLBACK")
         other.close()
         assert jobs.get(put(jobs)).state in {"queued", "running"}
+
+
+def test_much_is_forgotten_piece_by_piece_between_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, forgotten, forget = Work(), list[int](), history.forget
+    done.let_go.set()
+    with opened(done, tmp_path) as jobs:
+        for _ in range(9):
+            put(jobs)
+        wait_until(lambda: jobs.counts()["succeeded"] == 9)
+
+    def counted(*arguments: Any, **more: Any) -> int:
+        forgotten.append(forget(*arguments, **more))
+        return forgotten[-1]
+
+    monkeypatch.setattr(history, "BATCH", 3)
+    monkeypatch.setattr(history, "forget", counted)
+    with opened(done, tmp_path, Rules(beat_seconds=0.01, keep=1)) as jobs:
+        wait_until(lambda: jobs.counts()["succeeded"] == 1)
+        wait_until(lambda: len(forgotten) == 3)
+    assert forgotten == [3, 3, 2], "and then not again for an hour"
 
 
 class Disk:

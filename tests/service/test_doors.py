@@ -3,19 +3,23 @@
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from glassblock.api.app import create_app
 from glassblock.api.bodies import Patience, read_body
+from glassblock.api.body_budget import BodyBudget
 from glassblock.api.doors import Doors
 from glassblock.api.entry import in_process
 from glassblock.api.envelope import SECURITY_HEADERS
+from glassblock.api.lanes import FairLane
 from glassblock.api.settings import Settings
 from glassblock.errors import InvalidValue, NotPermitted, TooManyRequests, Unauthenticated
 from glassblock.wire.endpoints import ENDPOINTS
@@ -323,11 +327,26 @@ def test_metrics_count_requests_jobs_and_findings() -> None:
         assert float(answer.text.split('glassblock_sent_bytes_total{endpoint="audit"} ')[1].split("\n")[0]) > 100
 
 
-def test_readiness_tells_of_the_database_and_the_disk(tmp_path: Path) -> None:
+def test_metrics_look_in_the_event_loop_at_what_changes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_loop(_: object) -> bool:
+        return asyncio.get_running_loop().is_running()  # raises in a thread without one
+
+    monkeypatch.setattr(FairLane, "waiting", property(in_loop))
+    monkeypatch.setattr(BodyBudget, "held", property(in_loop))
+    with served() as http:
+        assert 'glassblock_bodies_bytes{kind="held"} 1.0' in http.get("/metrics").text
+
+
+def test_readiness_tells_of_the_database_and_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(data=tmp_path) as http:
         checks = http.get("/health/ready").json()["checks"]
         assert checks["database"] == "ok: sqlite, 0 waiting, 0 running"
         assert "MiB free" in checks["disk"]
+        with monkeypatch.context() as broken:
+            broken.setattr(shutil, "disk_usage", Mock(side_effect=FileNotFoundError(2, "No such file or directory")))
+            refused = http.get("/health/ready")
+        assert (refused.status_code, refused.json()["code"]) == (503, "storage-unavailable")
+        assert str(tmp_path) not in refused.text, "whoever asks for readiness has no key"
 
 
 def test_history_outlives_a_restart_and_pages_over_http(tmp_path: Path) -> None:

@@ -241,7 +241,26 @@ def test_what_costs_more_than_a_caller_may_wait_for_must_be_a_job(limited: Clien
         ask(limited)
     assert "Prefer: respond-async" in (refused.value.hint or "")
     assert timeless(ask(limited.as_job()).model_dump()) == timeless(ask(client).model_dump())
+    with pytest.raises(TooLarge, match="TFLOP to compute"):
+        ask(limited)
     assert limited.budgets(d_model=8, d_ff=32, kind="gated"), "what is no such operation has no such limit"
+
+
+def test_what_is_found_affordable_is_not_estimated_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated: list[str] = []
+    cost = Operations.cost
+
+    def counted(self: Operations, operation: str, *asked: Any) -> Any:
+        estimated.append(operation)
+        return cost(self, operation, *asked)
+
+    monkeypatch.setattr(Operations, "cost", counted)
+    app = create_app(Settings(roots=(root,), device="cpu"))
+    with in_process(app) as transport, Client("http://glassblock", transport=transport) as client:
+        for x in (X, X + 1, X, np.concatenate([X, X])):
+            client.run_block("llama", 0, x=x)
+        client.run_block("llama", 0, x=X, part="layer")
+    assert estimated == ["run_block"] * 3, "one for each shape, and for each question"
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

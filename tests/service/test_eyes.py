@@ -104,12 +104,12 @@ def test_nothing_of_tracing_is_loaded_where_nobody_asks_and_its_absence_is_told(
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_events_are_read_however_they_are_cut(newline: str) -> None:
     moment, progress = datetime(2026, 1, 1, tzinfo=UTC), Progress(done=0, total=0)
-    event = AuditEvent(id=7, kind="state", at=moment, state="running", progress=progress)
+    event = AuditEvent(id=7, kind="state", at=moment, state="succeeded", progress=progress)
     text = newline.join([": ping", "", "id: 7", "event: state", f"data: {event.model_dump_json()}", "", ""]).encode()
     seen: list[int] = []
     feed = EventFeed(lambda event: seen.append(event.id))
     for start in range(len(text)):
         feed.add(text[start : start + 1])
     feed.add(text)
-    assert feed.events == (event, event)
+    assert feed.close() == (event, event)
     assert seen == [7, 7]

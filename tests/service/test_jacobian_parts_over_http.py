@@ -14,6 +14,7 @@ from glassblock.checkpoint.layers import layer_tensors
 from glassblock.checkpoint.mixture_loading import load_mixture
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.text_states import entering_states
 from glassblock.errors import FamilyMismatch, InvalidValue, TooLarge
 from glassblock.numerics.block import branch_contribution, joined, run_block
 from glassblock.numerics.layer import Layer, run_layer
@@ -185,6 +186,21 @@ def test_a_text_reaches_every_block_through_attention(client: Client, family: st
             for token, expected in zip(one.tokens, other.tokens, strict=True):
                 assert token.frobenius == pytest.approx(expected.frobenius, rel=1e-5)
                 assert token.radial_gain == pytest.approx(expected.radial_gain, rel=1e-5)
+
+
+@pytest.mark.parametrize("part", ["block", "attention", "layer"])
+def test_a_text_passes_the_layers_below_once_for_all_that_are_asked(
+    client: Client, monkeypatch: pytest.MonkeyPatch, part: Any
+) -> None:
+    begun: list[tuple[int, int | None]] = []
+
+    def noted(checkpoint: Any, ids: Any, layer: int, *more: Any, reached: Any = None, **said: Any) -> Any:
+        begun.append((layer, None if reached is None else reached[0]))
+        return entering_states(checkpoint, ids, layer, *more, reached=reached, **said)
+
+    monkeypatch.setattr("glassblock.operations.texts.entering_states", noted)
+    client.jacobians("llama", [0, 1], part=part, token_ids=[3, 1, 4], states="reached", norms=["frobenius"])
+    assert begun == [(0, None), (1, 0)]
 
 
 def test_layers_in_any_order_have_their_own_states(client: Client) -> None:

@@ -163,3 +163,7 @@ def test_a_key_is_printed_once_and_its_line_kept(tmp_path: Path) -> None:
     assert made[0].stdout.strip() not in file.read_text()
     assert len(file.read_text().splitlines()) == 2
     assert file.stat().st_mode & 0o077 == 0
+    (tmp_path / "other").write_bytes(b"\xff\xfe")
+    refused = CliRunner().invoke(app, ["keys", "one", "--file", str(tmp_path / "other")])
+    assert refused.exit_code == 2
+    assert "holds no text in UTF-8" in refused.stderr

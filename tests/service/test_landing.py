@@ -1,4 +1,4 @@
-"""Large bodies over a real socket: received where they will lie, whole or refused, and the connection lives on."""
+"""Large bodies over a real socket: received where they will lie and sent from there, and the connection lives on."""
 
 import http.client
 import json
@@ -54,9 +54,9 @@ def wire(port: int) -> Iterator[socket.socket]:
         yield wire
 
 
-def _body() -> bytes:
+def _body(x: np.ndarray = X) -> bytes:
     message = json.dumps({"checkpoint": "llama", "layer": 0, "capture": ["x"], "return_tensors": True})
-    return b"".join(framing.frame("request", message, {"x": wire_from_array(X)}))
+    return b"".join(framing.frame("request", message, {"x": wire_from_array(x)}))
 
 
 def _head(length: int, *further: str) -> bytes:
@@ -71,10 +71,10 @@ def _answer(wire: socket.socket) -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
-def _check_echo(status: int, body: bytes) -> None:
+def _check_echo(status: int, body: bytes, x: np.ndarray = X) -> None:
     assert status == 200, body[:300]
     _, tensors = framing.unframe("response", memoryview(body))
-    assert bytes(tensors["x"].data) == X.tobytes()
+    assert bytes(tensors["x"].data) == x.tobytes()
 
 
 def test_the_body_is_large_enough_for_its_own_way() -> None:
@@ -151,20 +151,92 @@ def test_more_than_the_limit_is_refused_before_it_comes(wire: socket.socket, por
     _check_alive(port)
 
 
-def test_what_was_received_is_counted(port: int, wire: socket.socket) -> None:
-    def counted() -> float:
+def test_what_was_received_and_sent_is_counted(port: int, wire: socket.socket) -> None:
+    def counted(way: str) -> float:
         with Client(f"http://127.0.0.1:{port}") as client:
             lines = client.metrics().splitlines()
-        rows = [line for line in lines if line.startswith('glassblock_received_bytes_total{endpoint="run_block"}')]
+        rows = [line for line in lines if line.startswith(f'glassblock_{way}_bytes_total{{endpoint="run_block"}}')]
         return float(rows[0].split()[-1])
 
     body = _body()
     wire.sendall(_head(len(body)) + body)
     _check_echo(*_answer(wire))
-    before = counted()
+    received, sent = counted("received"), counted("sent")
     wire.sendall(_head(len(body)) + body)
-    _check_echo(*_answer(wire))
-    assert counted() - before == len(body)
+    _, answer = _answer(wire)
+    assert counted("received") - received == len(body)
+    assert counted("sent") - sent == len(answer)
+
+
+def test_an_answer_may_be_read_slowly(port: int) -> None:
+    x = np.concatenate([X] * 4)  # 15 MiB: more than the system takes of it at once
+    body = _body(x)
+    with socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        wire.settimeout(30)
+        wire.connect(("127.0.0.1", port))
+        wire.sendall(_head(len(body), "Connection: close") + body)
+        came = bytearray()
+        while more := wire.recv(1 << 18):
+            came += more
+            time.sleep(0.02)
+    head, _, answer = bytes(came).partition(b"\r\n\r\n")
+    assert f"content-length: {len(answer)}".encode() in head.lower()
+    _check_echo(200, answer, x)
+
+
+@pytest.mark.parametrize("read", [0, 1000, 5_000_000])
+def test_a_caller_who_hangs_up_while_the_answer_comes_harms_nobody_else(port: int, read: int) -> None:
+    body = _body(np.concatenate([X] * 4))
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        wire.sendall(_head(len(body)) + body)
+        while read > 0:
+            read -= len(wire.recv(min(read, 1 << 18)))
+    _check_alive(port)
+
+
+def test_the_next_request_is_answered_behind_a_large_answer(wire: socket.socket) -> None:
+    body = _body()
+    for _ in range(3):
+        wire.sendall((_head(len(body)) + body) * 2)
+        for _ in range(2):
+            _check_echo(*_answer_alone(wire))
+
+
+def _answer_alone(wire: socket.socket) -> tuple[int, bytes]:
+    """One answer, and nothing of the next."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += wire.recv(1)
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    body = bytearray()
+    while len(body) < length:
+        body += wire.recv(length - len(body))
+    return int(head.split()[1]), bytes(body)
+
+
+def test_a_body_has_a_tag_of_its_bytes(port: int) -> None:
+    other = X.copy()
+    other[-1, -1] += 1
+
+    def asked(x: np.ndarray, **further: str) -> tuple[int, str | None]:
+        kinds = {"Content-Type": framing.MEDIA_TYPE, "Accept": framing.MEDIA_TYPE}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", RUN, _body(x), kinds | further)
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer.status, answer.headers["ETag"]
+
+    status, tag = asked(X)
+    assert status == 200
+    assert tag is not None
+    assert asked(X) == (200, tag)
+    assert asked(X, **{"If-None-Match": tag}) == (304, tag)
+    status, changed = asked(other, **{"If-None-Match": tag})
+    assert (status, changed == tag) == (200, False)
 
 
 def _check_alive(port: int) -> None:

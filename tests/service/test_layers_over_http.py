@@ -366,6 +366,25 @@ def test_a_tokenizer_that_cannot_be_read_is_told(client: Client, models_by_name:
     assert not any("not told" in note for note in client.likelihoods("gptj", token_ids=[1, 2]).notes)
 
 
+WORD_LEVEL: dict[str, Any] = {"type": "WordLevel", "vocab": {"a": 0, "b": 2}, "unk_token": "a"}
+
+
+@pytest.mark.parametrize("model", [WORD_LEVEL | {"unk_token": "c"}, WORD_LEVEL], ids=["an error", "a panic"])
+def test_a_tokenizer_that_gives_up_over_a_text_is_told(
+    client: Client, models_by_name: dict[str, Any], model: dict[str, Any]
+) -> None:
+    """Its file is read; what lacks shows with the text, as a bare exception, or as a panic of the library."""
+    pair = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": pair, "pair": pair, "special_tokens": {}}
+    broken: Path = models_by_name["root"] / "gptj" / "tokenizer.json"
+    broken.write_text(json.dumps({"version": "1.0", "added_tokens": [], "post_processor": template, "model": model}))
+    try:
+        with pytest.raises(InvalidValue, match=r"tokenizer\.json cannot tokenise the text"):
+            client.likelihoods("gptj", text="the")
+    finally:
+        broken.unlink()
+
+
 def test_likelihoods_tell_the_piece_of_text_that_each_token_is(client: Client) -> None:
     told = client.likelihoods("llama", token_ids=[1, 2, 3, 4, 1, 5])
     assert told.pieces is not None

@@ -18,7 +18,7 @@ from glassblock.api.flights import Flights
 from glassblock.api.lanes import FairLane
 from glassblock.api.results import Rendered, StoredAnswers
 from glassblock.api.settings import Settings
-from glassblock.errors import InvalidValue, NoRoom
+from glassblock.errors import InvalidValue, NoRoom, ServiceUnavailable
 from glassblock.operations import block_runs
 from glassblock.operations.content import Content
 from glassblock.wire.framing import WireTensor
@@ -113,6 +113,26 @@ def test_the_same_is_computed_once_and_ends_when_nobody_waits() -> None:
                     await flights.run("other", fails)
 
     anyio.run(main)
+
+
+def test_whoever_waits_for_a_computation_hears_that_the_service_stops() -> None:
+    async def stopped() -> BaseException | None:
+        faults: list[BaseException] = []
+
+        async def wait(flights: Flights[None]) -> None:
+            try:
+                await flights.run("key", anyio.sleep_forever)
+            except ServiceUnavailable as fault:
+                faults.append(fault)
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as callers, anyio.create_task_group() as service:
+                callers.start_soon(wait, Flights(service))
+                await anyio.wait_all_tasks_blocked()
+                service.cancel_scope.cancel()
+        return faults[0] if faults else None
+
+    assert isinstance(anyio.run(stopped), ServiceUnavailable)
 
 
 def answer(text: bytes, **headers: str) -> Rendered:
@@ -226,9 +246,11 @@ class Slow:
 
 
 def test_the_same_request_at_the_same_time_is_computed_once(
-    service: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+    service: Callable[..., httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    http, slow = service(), Slow(monkeypatch)
+    http, slow = service(data=tmp_path / "data"), Slow(monkeypatch)
+    stored: list[str] = []
+    monkeypatch.setattr(StoredAnswers, "put", lambda _, key, __: stored.append(key.name))
     with ThreadPoolExecutor(5) as callers:
         calls = [callers.submit(http.post, "/v1/blocks/run", json=BODY) for _ in range(4)]
         time.sleep(0.3)
@@ -238,6 +260,7 @@ def test_the_same_request_at_the_same_time_is_computed_once(
     assert [answer.status_code for answer in answers] == [200] * 5
     assert slow.count == 2
     assert len({answer.content for answer in answers[:4]}) == 1
+    assert len(stored) == len(set(stored)) <= 2, "each is stored once, whoever asked"
 
 
 def test_a_full_line_is_503_and_hostile_bodies_do_not_stand_in_it(

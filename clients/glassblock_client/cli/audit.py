@@ -22,6 +22,7 @@ from glassblock_client.cli.connection import (
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.files import config_in, read_json_object, require_writable, write_whole
 from glassblock_client.cli.inputs import TextOption, TokensOption, chosen_text
+from glassblock_client.cli.lists import rules_of
 from glassblock_client.cli.screen import coloured, columns, progress_bar
 from glassblock_client.cli.streams import tell
 
@@ -116,9 +117,7 @@ def audit(
     """
     if report_format not in REPORTS:
         raise InvalidValue(f"--format: no format {report_format!r}", field="format", known=tuple(REPORTS))
-    chosen = None if rules is None else [rule.strip() for rule in rules.split(",") if rule.strip()]
-    if chosen == []:
-        raise InvalidValue("--rules names no rule", field="rules", hint="`glassblock rules` lists them")
+    chosen = rules_of(rules)
     if output is not None:
         require_writable(output)
     if write_baseline is not None:

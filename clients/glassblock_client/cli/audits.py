@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from glassblock.errors import InvalidValue, ServiceUnavailable
 from glassblock.reports import REPORTS
-from glassblock.wire.audits import Audit, AuditEvent, AuditList
+from glassblock.wire.audits import ENDED, Audit, AuditEvent, AuditList
 from glassblock.wire.endpoints import START_AUDIT
 from glassblock.wire.printable import printable
 from rich import box
@@ -82,7 +82,7 @@ def audits(
 
 def _follow(client: Client, audit_id: str, *, as_json: bool) -> int:
     if as_json:
-        _events(client, audit_id, lambda event: sys.stdout.write(event.model_dump_json() + "\n"))
+        audit = _events(client, audit_id, _write_now)
     else:
         with progress_bar(f"job {audit_id}") as on_progress:
 
@@ -91,8 +91,8 @@ def _follow(client: Client, audit_id: str, *, as_json: bool) -> int:
                     tell(printable(f"{event.finding.level}: {event.finding.rule}: {event.finding.message}"))
                 on_progress(event.progress)
 
-            _events(client, audit_id, on_event)
-    audit = _ended(client.audit(audit_id))
+            audit = _events(client, audit_id, on_event)
+    ended_well(audit)
     if audit.operation != START_AUDIT.name:
         if not as_json:
             sys.stdout.write(client.audit_answer(audit_id).answer.model_dump_json(indent=2) + "\n")
@@ -103,29 +103,34 @@ def _follow(client: Client, audit_id: str, *, as_json: bool) -> int:
     return exit_status(report, fail_on="error", allow_inconclusive=False)
 
 
-def _events(client: Client, audit_id: str, on_event: OnEvent) -> None:
-    """Every event once, over broken connections too."""
-    last: list[str] = []
+def _write_now(event: AuditEvent) -> None:
+    sys.stdout.write(event.model_dump_json() + "\n")
+    sys.stdout.flush()  # whoever reads a pipe follows too
+
+
+def _events(client: Client, audit_id: str, on_event: OnEvent) -> Audit:
+    """The audit once it has ended; every event of it once, over some broken connections without anything new too."""
+    last, left = None, RECONNECTS
 
     def note(event: AuditEvent) -> None:
-        last[:] = [str(event.id)]
+        nonlocal last, left
+        last, left = str(event.id), RECONNECTS
         on_event(event)
 
-    for left in reversed(range(RECONNECTS)):
+    while True:
         try:
-            client.audit_events(audit_id, last_event_id=last[0] if last else None, on_event=note)
+            client.audit_events(audit_id, last_event_id=last, on_event=note)
+            return _ended(client.audit(audit_id))
         except ServiceUnavailable as error:
             if not left:
                 raise
+            left -= 1
             tell(printable(f"{error.message}; trying again"))
             time.sleep(RECONNECT_SECONDS)
-        else:
-            if client.audit(audit_id).state not in {"queued", "running"}:
-                return
 
 
 def _ended(audit: Audit) -> Audit:
-    if not ended_well(audit):
+    if audit.state not in ENDED:
         raise ServiceUnavailable(f"job {audit.id} is still {audit.state}", hint="follow it again")
     return audit
 

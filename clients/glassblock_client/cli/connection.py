@@ -194,16 +194,6 @@ def _there(name: str | None) -> str | None:
     return None if name is None else name.rstrip("/") or name
 
 
-def roots_of_both(path: str, other: str) -> tuple[list[Path], str, str]:
-    """Folders that hold two checkpoints, and their names in there.
-
-    Raises:
-        UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of either.
-    """
-    roots, (name, second) = roots_of_all((path, other))
-    return roots, name, second
-
-
 def roots_of_all(paths: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
     """Folders that hold all of these, and their names in there.
 

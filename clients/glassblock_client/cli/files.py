@@ -33,6 +33,8 @@ def read_json_object(path: Path, *, option: str) -> dict[str, Any]:
         raise _refused(option, path, f"is larger than {JSON_LIMIT_BYTES:,} bytes, which no config is")
     try:
         value: object = json.loads(text)
+        if b"\\u" in text:  # half a surrogate pair is read, and could not be written again
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as fault:
         raise _refused(option, path, f"is not JSON: {fault}") from fault
     if not isinstance(value, dict):

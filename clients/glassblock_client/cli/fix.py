@@ -23,10 +23,11 @@ from glassblock_client.cli.connection import (
     connected,
     door,
     root_and_name,
-    roots_of_both,
+    roots_of_all,
 )
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.files import config_in, read_json_object
+from glassblock_client.cli.lists import rules_of
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import progress_bar, show
 from glassblock_client.exchange import compose
@@ -88,9 +89,7 @@ def fix(
 
     2: nothing could be repaired, or nothing could be written.
     """
-    chosen = None if rules is None else tuple(rule.strip() for rule in rules.split(",") if rule.strip())
-    if chosen == ():
-        raise InvalidValue("--rules names no rule", field="rules", hint="`glassblock rules` lists them")
+    chosen = rules_of(rules)
     if sum((output is not None, dry_run, in_place)) != 1:
         raise InvalidValue(
             "one of --output DIR, --in-place and --dry-run says where the repair goes",
@@ -128,7 +127,7 @@ def fix(
                 root, name = root_and_name(path)
                 roots, other = [root], None
             else:
-                roots, name, other = roots_of_both(path, reference)
+                roots, (name, other) = roots_of_all((path, reference))
             place = None if output is None else Path(os.path.abspath(output))  # noqa: PTH100  links stay
             request = compose(
                 RepairRequest,

@@ -12,7 +12,7 @@ from glassblock.wire.values import Sample
 
 from glassblock_client.cli.files import read_x
 from glassblock_client.exchange import compose
-from glassblock_client.tensors import array_from_wire
+from glassblock_client.tensors import Array, array_from_wire
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Far above the tokens that a service takes at once."""
@@ -130,30 +130,35 @@ def read_token_ids(file: Path) -> list[Any]:
         if file.suffix == ".json":
             found: object = json.loads(file.read_text(encoding="utf-8"))
         elif file.suffix == ".npy":
-            found = _whole(np.load(file, allow_pickle=False))
+            found = whole_numbers(np.load(file, allow_pickle=False), option="--tokens")
         elif file.suffix == ".safetensors":
             _, tensors = read_tensors(np.memmap(file, np.uint8, mode="r").data)
             if "token_ids" not in tensors:
                 raise InvalidValue(
                     f"--tokens: {file} holds no token_ids", field="token_ids", known=tuple(sorted(tensors))[:20]
                 )
-            found = _whole(array_from_wire(tensors["token_ids"]))
+            found = whole_numbers(array_from_wire(tensors["token_ids"]), option="--tokens")
         else:
             raise InvalidValue(
                 f"--tokens: {file} is none of .json, .npy and .safetensors",
                 field="token_ids",
                 hint="give it one of these endings",
             )
-    except (ValueError, RecursionError) as fault:
+    except (ValueError, EOFError, RecursionError) as fault:  # numpy: an empty file
         raise InvalidValue(f"--tokens: {file} cannot be read: {fault}", field="token_ids") from fault
     if not isinstance(found, list):
         raise InvalidValue(f"--tokens: {file} holds no list of token ids", field="token_ids")
     return cast("list[Any]", found)
 
 
-def _whole(array: "np.ndarray[Any, Any]") -> list[Any]:
+def whole_numbers(array: Array, *, option: str) -> list[Any]:
+    """Token ids out of an array.
+
+    Raises:
+        InvalidValue: it holds no integers.
+    """
     if array.dtype.kind not in "iu":
-        raise InvalidValue(f"--tokens: the array is {array.dtype}, and token ids are integers", field="token_ids")
+        raise InvalidValue(f"{option}: the array is {array.dtype}, and token ids are integers", field="token_ids")
     return cast("list[Any]", array.tolist())
 
 

@@ -1,12 +1,13 @@
 """`glassblock jacobian`: norms of Jacobians over layers and tokens, as a table and as a picture."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
-from glassblock.errors import InvalidValue
+from glassblock.errors import InvalidValue, TooLarge
 from glassblock.wire.audits import Progress
 from glassblock.wire.jacobians import (
     CHEAP_NORMS,
@@ -24,11 +25,13 @@ from glassblock_client.cli.inputs import SampleOption, SeedOption, TextOption, T
 from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_matplotlib
 from glassblock_client.cli.jacobian_tables import layer_table, proof, token_table
 from glassblock_client.cli.layer_inputs import LayerInputs, read_layer_inputs
+from glassblock_client.cli.lists import expert_of, numbers_of, words_of
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import progress_bar, show
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
 from glassblock_client.exchange import compose
+from glassblock_client.jobs import OnProgress
 
 
 def jacobian(
@@ -115,24 +118,27 @@ def jacobian(
         )
     worded: dict[str, Any] = {} if text is tokens is None else chosen_text(None, text, tokens)
     if token_ids is not None:
-        worded = {"token_ids": tuple(_numbers(token_ids, "--token-ids"))}
+        worded = {"token_ids": numbers_of(token_ids, "--token-ids")}
     if states is not None and not worded:
         raise InvalidValue("--states has no effect without a text", field="states", hint="give --text or --tokens")
     drawn = None if sample is None else compose(Sample, rows=sample, seed=seed or 0)
-    wanted = CHEAP_NORMS if norms is None else cast("tuple[JacobianNorm, ...]", _words(norms, "--norms"))
+    wanted = CHEAP_NORMS if norms is None else cast("tuple[JacobianNorm, ...]", words_of(norms, "--norms"))
     places = None if placement is None else _placements(placement)
-    network = None if expert is None else _expert(expert)
+    network = expert_of(expert)
     with (
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         progress_bar(f"differentiating {name}") as advance,
     ):
-        chosen = list(range(_layer_count(client, name))) if layers is None else _numbers(layers, "--layers")
-        answers: list[JacobiansAnswer] = []
+        chosen = tuple(range(_layer_count(client, name))) if layers is None else numbers_of(layers, "--layers")
 
         def ask(
-            asked: Sequence[int], *, norms: tuple[JacobianNorm, ...] = wanted, depth: bool = False
+            asked: Sequence[int],
+            of: Client = client,
+            *,
+            norms: tuple[JacobianNorm, ...] = wanted,
+            depth: bool = False,
         ) -> JacobiansAnswer:
-            return client.jacobians(
+            return of.jacobians(
                 name,
                 asked,
                 part=part,
@@ -149,13 +155,7 @@ def jacobian(
                 depth=depth,
             ).answer
 
-        if depth:  # first: what it refuses is told before the rest is worked on
-            advance(Progress(done=0, total=len(chosen) + 1, message="depth"))
-            # One norm of the layers is the least that can be asked; what is wanted of them follows.
-            answers.append(ask(chosen, norms=("frobenius",), depth=True).model_copy(update={"layers": ()}))
-        for number, layer in enumerate(chosen):
-            advance(Progress(done=number + depth, total=len(chosen) + depth, message=f"layer {layer}"))
-            answers.append(ask([layer]))
+        answers = _asked(ask, chosen, advance, depth=depth, as_job=client.as_job(advance))
     answer = _together(answers, given)
     if plot is not None:
         write_whole(plot, [picture(answer, plot.suffix)])
@@ -165,6 +165,25 @@ def jacobian(
     else:
         one = len(answer.layers) == 1 and bool(answer.layers[0].tokens)
         show([proof(answer), token_table(answer) if one else layer_table(answer)])
+
+
+def _asked(
+    ask: Callable[..., JacobiansAnswer], layers: Sequence[int], advance: OnProgress, *, depth: bool, as_job: Client
+) -> list[JacobiansAnswer]:
+    """The chain where it is wanted, then layer by layer; of a text that is run, what comes after the first at once."""
+    answers: list[JacobiansAnswer] = []
+    if depth:  # first: what it refuses is told before the rest is worked on
+        advance(Progress(done=0, total=len(layers) + 1, message="depth"))
+        # One norm of the layers is the least that can be asked; what is wanted of them follows.
+        answers.append(ask(layers, norms=("frobenius",), depth=True).model_copy(update={"layers": ()}))
+    for number, layer in enumerate(layers):
+        advance(Progress(done=number + depth, total=len(layers) + depth, message=f"layer {layer}"))
+        answers.append(ask([layer]))
+        if number == 0 and answers[-1].states == "reached" and len(layers) > 2:
+            # Asked layer by layer, the text would pass the layers below anew for each; together it passes them once.
+            with suppress(TooLarge):
+                return [*answers, ask(layers[1:], as_job)]
+    return answers
 
 
 def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> JacobiansAnswer:
@@ -200,42 +219,9 @@ def _layer_count(client: Client, name: str) -> int:
     return layers
 
 
-def _expert(text: str) -> int | Literal["shared"]:
-    if text == "shared":
-        return "shared"
-    if not text.isdecimal():
-        raise InvalidValue(f"--expert: {text!r} is neither a number nor 'shared'", field="expert")
-    return int(text)
-
-
 def _placements(text: str) -> tuple[PlacementName, ...]:
-    words = _words(text, "--placement")
+    words = words_of(text, "--placement")
     for word in words:
         if word not in get_args(PlacementName):
             raise InvalidValue(f"--placement: no placement {word!r}", field="placement", known=get_args(PlacementName))
     return cast("tuple[PlacementName, ...]", words)
-
-
-def _words(text: str, option: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words:
-        raise InvalidValue(f"{option} names nothing", field=option)
-    return words
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    """`0-3,7` as 0, 1, 2, 3, 7.
-
-    Raises:
-        InvalidValue: something that is neither a number nor a range, or a range that runs backwards.
-    """
-    found: list[int] = []
-    for word in _words(text, option):
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InvalidValue(f"{option}: {word!r} is neither a number nor a range", field=option, hint="0-3,7")
-        stop = int(last) if dash else int(first)
-        if stop < int(first) or stop - int(first) > 100_000:
-            raise InvalidValue(f"{option}: the range {word!r} is empty or too long", field=option, hint="0-3,7")
-        found += range(int(first), stop + 1)
-    return found

@@ -39,10 +39,14 @@ def keys(
 
 
 def _add(file: Path, line: str) -> None:
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
-    after = before + ("\n" if before and not before.endswith("\n") else "") + line + "\n"
     try:
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        after = before + ("\n" if before and not before.endswith("\n") else "") + line + "\n"
         read_keys(after)
+    except UnicodeDecodeError as fault:
+        raise InvalidValue(
+            f"--file: {file} holds no text in UTF-8", field="file", hint="give a file of keys"
+        ) from fault
     except InvalidValue as error:
         error.hint = f"take another name, or mend {file}"
         raise

@@ -8,6 +8,7 @@ from glassblock.errors import InvalidValue
 from glassblock.wire.framing import WireTensor, read_tensors
 
 from glassblock_client.cli.files import read_x
+from glassblock_client.cli.inputs import whole_numbers
 from glassblock_client.tensors import array_from_wire
 
 PER_LAYER = re.compile(r"layers\.(\d+)\.x")
@@ -26,9 +27,13 @@ class LayerInputs:
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """What the rows stand for."""
+        """What the rows stand for.
+
+        Raises:
+            InvalidValue: they are no integers.
+        """
         named = self._tensors.get("token_ids")
-        return None if named is None else tuple(int(one) for one in array_from_wire(named).reshape(-1))
+        return None if named is None else tuple(whole_numbers(array_from_wire(named).reshape(-1), option=self._option))
 
     def of(self, layer: int) -> WireTensor:
         """What enters a layer.

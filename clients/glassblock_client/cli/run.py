@@ -27,6 +27,7 @@ from glassblock_client.cli.inputs import (
     TokensOption,
     chosen_input,
 )
+from glassblock_client.cli.lists import expert_of
 from glassblock_client.cli.screen import show, working
 from glassblock_client.cli.streams import tell
 from glassblock_client.exchange import compose
@@ -130,7 +131,7 @@ def run(
             name,
             layer,
             part=part,
-            expert=None if expert is None else _expert(expert),
+            expert=expert_of(expert),
             capture=cast("tuple[RunStage, ...] | None", stages),
             overrides=overrides,
             family=family,
@@ -147,14 +148,6 @@ def run(
         sys.stdout.write(reply.answer.model_dump_json(indent=2) + "\n")
     else:
         show([_facts(reply.answer), Text(), _stage_table(reply.answer)])
-
-
-def _expert(word: str) -> int | Literal["shared"]:
-    if word == "shared":
-        return "shared"
-    if not word.isdecimal():
-        raise InvalidValue(f"--expert: {word!r} is no number", field="expert", hint="give a number, or shared")
-    return int(word)
 
 
 def _facts(answer: BlockRunAnswer) -> Table:

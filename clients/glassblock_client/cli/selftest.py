@@ -25,12 +25,10 @@ from glassblock_client.cli.connection import (
     root_and_name,
 )
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
+from glassblock_client.cli.lists import numbers_of, rules_of
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import progress_bar, show
 from glassblock_client.exchange import compose
-
-MOST_DIGITS = 9
-"""Of two layers' numbers together."""
 
 COLOURS: dict[Outcome, str] = {
     "found": "green",
@@ -68,8 +66,8 @@ def selftest(
 
     2: no answer was possible.
     """
-    chosen = None if rules is None else tuple(rule.strip() for rule in rules.split(",") if rule.strip())
-    numbers = None if layers is None else _layer_numbers(layers)
+    chosen = rules_of(rules)
+    numbers = None if layers is None else numbers_of(layers, "--layers")
     row = read_family_row(family, family_file)
     with progress_bar(f"testing on {path}") as on_progress:
 
@@ -124,16 +122,3 @@ def _told(answer: SelftestAnswer) -> Iterator[RenderableType]:
 
 def _sensitivity(told: PlantedMistake) -> str:
     return f"{len(told.named)} of {len(told.planted)}" if told.planted else ""
-
-
-def _layer_numbers(text: str) -> tuple[int, ...]:
-    """`0-3,7` as 0, 1, 2, 3, 7."""
-    numbers: list[int] = []
-    for word in text.split(","):
-        first, dash, last = word.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first + last) > MOST_DIGITS:
-            raise InvalidValue(f"--layers: {word!r} is neither a layer nor a range of them", field="layers")
-        numbers.extend(range(int(first), int(last or first) + 1))
-    if not numbers:
-        raise InvalidValue(f"--layers: {text!r} names no layer", field="layers")
-    return tuple(numbers)

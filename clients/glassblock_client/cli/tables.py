@@ -1,7 +1,7 @@
 """`glassblock families` and `glassblock rules`: what is read, and what is looked for."""
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from glassblock.errors import InvalidValue, ServiceUnavailable
 from glassblock.wire.tables import FamilyList, RuleList, RuleRow
-from rich import box
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +38,7 @@ def families(
     if answer_format == "json":
         sys.stdout.write(known.model_dump_json(indent=2) + "\n")
     else:
-        show([_family_table(known), Text(), _override_names(known)])
+        show([*_family_lines(known), Text(), _override_names(known)])
 
 
 def rules(
@@ -62,7 +62,7 @@ def rules(
     elif answer_format == "json":
         sys.stdout.write(known.model_dump_json(indent=2) + "\n")
     else:
-        show([_rule_table(known)])
+        show(_rule_lines(known))
 
 
 @contextmanager
@@ -76,36 +76,32 @@ def _told_where(url: str | None, page: str) -> Generator[None]:
         raise
 
 
-def _family_table(known: FamilyList) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+def _family_lines(known: FamilyList) -> Iterator[RenderableType]:
     for row in known.families:
         kind, _, layout = row.ffn.partition(": ")
-        grid.add_row(row.name, Text(f"{kind}, {row.norm}, {row.placement}, {row.verified}"))
-        grid.add_row("", Text(f"activation {row.activation}, eps {row.eps}"))
-        grid.add_row("", Text(layout, "dim"))
-    return grid
+        yield Text.assemble((row.name, "bold"), f"  {kind}, {row.norm}, {row.placement}, {row.verified}")
+        yield _indented(f"activation {row.activation}, eps {row.eps}")
+        yield _indented(layout, "dim")
 
 
 def _override_names(known: FamilyList) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     grid.add_row("norm kinds", ", ".join(known.norm_kinds))
     grid.add_row("activations", ", ".join(known.activations))
     grid.add_row("placements", ", ".join(known.placements))
     return grid
 
 
-def _rule_table(known: RuleList) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    table.add_column("rule", style="bold", no_wrap=True)
-    table.add_column("level")
-    table.add_column("names")
+def _rule_lines(known: RuleList) -> Iterator[RenderableType]:
     for row in known.rules:
-        table.add_row(row.name, Text(row.level, LEVEL_STYLES[row.level]), row.what)
-    return table
+        yield Text.assemble((row.name, "bold"), "  ", (row.level, LEVEL_STYLES[row.level]))
+        yield _indented(row.what)
+
+
+def _indented(text: str, style: str = "") -> Padding:
+    return Padding(Text(text, style, overflow="fold"), (0, 0, 0, 2))
 
 
 def _explained(rule: RuleRow) -> list[Text | Padding]:
@@ -119,7 +115,7 @@ def _explained(rule: RuleRow) -> list[Text | Padding]:
         ("what would deceive it", rule.fooled_by),
         ("where it happened", rule.report),
     ):
-        parts += [Text(f"\n{title}", "dim"), Padding(Text(text), (0, 0, 0, 2))]
+        parts += [Text(f"\n{title}", "dim"), _indented(text)]
     return parts
 
 

@@ -26,9 +26,6 @@ class Gone(Exception):
 class TooLate(Exception):
     """The caller did not want to wait so long."""
 
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"no answer within the {seconds} s that the request allows")
-
 
 def abandoned() -> bool:
     """Asked in a worker thread between pieces of work: False, or the cancellation of whoever waits for it is raised."""
@@ -97,4 +94,4 @@ async def run_while_wanted(
         return results[0]
     if faults:
         raise faults[0]
-    raise Gone if left or seconds is None else TooLate(round(seconds))
+    raise Gone if left or seconds is None else TooLate

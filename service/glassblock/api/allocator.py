@@ -2,8 +2,9 @@
 
 glibc gives every thread an arena of its own, up to eight for each core, and a freed block can be used again in its
 arena alone. Work that goes from thread to thread leaves the memory of its largest moment behind in one arena after the
-other. Here all threads share two; and what lies free in them goes back to the system while nobody asks for anything.
-(mallopt(3), M_ARENA_MAX; malloc_trim(3).)
+other. Here all threads share the first one; and what lies free in it goes back to the system while nobody asks for
+anything. Of every other arena malloc_trim leaves the end (up to 64 MiB above its last block) where it is.
+(mallopt(3), M_ARENA_MAX; malloc_trim(3); `mtrim` in glibc's malloc.c.)
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.to_thread
 
-ARENAS = 2
+ARENAS = 1
 """For all threads. They hardly wait for one another: one of them works, and Python's small objects lie elsewhere."""
 
 TRIM_SECONDS = 10.0
@@ -24,8 +25,8 @@ a few MiB: seldom enough not to be felt."""
 _M_ARENA_MAX = -8  # of malloc.h
 
 
-def share_arenas() -> bool:
-    """Let this process's threads share two arenas; whether that was done.
+def share_arena() -> bool:
+    """Let this process's threads share one arena; whether that was done.
 
     It is not where the environment says how many (`MALLOC_ARENA_MAX`, `GLIBC_TUNABLES`), or there is no glibc.
     """

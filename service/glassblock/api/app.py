@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -75,9 +76,10 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
         jobs=lambda: audits.counts(),  # noqa: PLW0108  it comes below
         usage=operations.usage,
         memory=operations.memory,
-        lines=desk.lines,
+        # Both change in the event loop alone, and are looked at from a thread.
+        lines=lambda: anyio.from_thread.run_sync(desk.lines),
         stored=desk.counted,
-        bodies=bodies,
+        bodies=lambda: anyio.from_thread.run_sync(lambda: (bodies.held, bodies.total or 0)),
     )
     metrics = Metrics(looked, device=str(store.device))
     tracer = None if settings.otlp_endpoint is None else Tracer(settings.otlp_endpoint)
@@ -208,7 +210,9 @@ def _answer_to(fault: Exception) -> Response:
     if isinstance(fault, GlassblockError):
         return answer_error(fault)
     if isinstance(fault, TooLate):
-        late = ServiceUnavailable(str(fault), field="Prefer", hint="allow more time, or ask for less")
+        late = ServiceUnavailable(
+            "no answer within the time that the request allows", field="Prefer", hint="allow more time, or ask for less"
+        )
         return answer_error(late, status=504)
     if isinstance(fault, TimeoutError):
         return answer_error(InvalidValue(str(fault), field="body", hint="send it faster, or less"), status=408)

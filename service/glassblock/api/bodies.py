@@ -5,19 +5,21 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import anyio
 import numpy as np
+import xxhash
 from pydantic import ValidationError
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from glassblock.api.answers import invalid_value
 from glassblock.api.body_budget import UNCOUNTED, BodyBudget
 from glassblock.api.envelope import visit_of
-from glassblock.api.landing import LANDING_BYTES, land_of, untouched
+from glassblock.api.landing import LANDING_BYTES, land_of, launch_of, untouched
 from glassblock.api.results import Rendered
 from glassblock.errors import InvalidValue, TooLarge, UnsupportedContent
 from glassblock.operations.reply import Reply
@@ -25,7 +27,6 @@ from glassblock.wire import framing
 from glassblock.wire.endpoints import AnswerT, Endpoint, RequestT
 
 JSON = "application/json"
-ModelT = TypeVar("ModelT")
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a JSON body. A tensor has 32 axes at most, an engine's config a few levels."""
@@ -93,6 +94,16 @@ async def _of_known_size(
     budget.until_gone(body)
     land = land_of(request.scope) if size >= LANDING_BYTES else None
     filled = 0
+    if land is not None:
+        digest = xxhash.xxh3_128()
+
+        def landed(piece: memoryview) -> None:
+            arrived()
+            digest.update(piece)  # now: it lies in the processor's cache, and more comes meanwhile
+
+        filled = await land(body, landed)
+        visit_of(request).received += filled
+        visit_of(request).posted = digest.digest() if filled else b""
     async for chunk in request.stream():
         arrived()
         end = filled + len(chunk)
@@ -100,11 +111,6 @@ async def _of_known_size(
             raise _too_large(size)
         body[filled:end] = chunk
         filled = end
-        if land is not None and filled < size - 1:
-            landed = await land(body[filled : size - 1], arrived)
-            visit_of(request).received += landed
-            filled += landed
-            land = None
     return body[:filled]
 
 
@@ -201,13 +207,30 @@ def response_of(rendered: Rendered, headers: Mapping[str, str] | None = None) ->
     if len(rendered.chunks) == 1 and isinstance(rendered.chunks[0], bytes):
         return Response(rendered.chunks[0], rendered.status, told, rendered.media_type)
     told["Content-Length"] = str(rendered.bytes)
-    return StreamingResponse(_each(rendered.chunks), rendered.status, told, rendered.media_type)
+    return _Pieces(rendered.chunks, rendered.status, told, rendered.media_type)
 
 
-async def _each(chunks: Iterable[bytes | memoryview]):
-    for chunk in chunks:
-        for start in range(0, len(chunk), PIECE_BYTES):
-            yield chunk[start : start + PIECE_BYTES]
+class _Pieces(Response):
+    """An answer whose body is sent from where its pieces lie."""
+
+    def __init__(
+        self, pieces: Iterable[bytes | memoryview], status: int, headers: Mapping[str, str], kind: str
+    ) -> None:
+        super().__init__(None, status, headers, kind)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
+        launch = None if scope["method"] == "HEAD" else launch_of(scope)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in map(memoryview, self._pieces):
+            if launch is not None and piece.nbytes >= LANDING_BYTES:
+                visit_of(HttpRequest(scope)).sent += await launch(piece)
+                continue
+            for start in range(0, piece.nbytes, PIECE_BYTES):
+                await send(
+                    {"type": "http.response.body", "body": piece[start : start + PIECE_BYTES], "more_body": True}
+                )
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _is_deep(value: object) -> bool:

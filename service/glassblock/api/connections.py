@@ -116,7 +116,7 @@ class BoundedProtocol(LandingProtocol):
     def pause_writing(self) -> None:
         """The caller is slower than the answer."""
         super().pause_writing()
-        self._await_reader(self.transport.get_write_buffer_size() + 1)
+        self._await_reader(self.unsent + 1)
 
     def resume_writing(self) -> None:
         """The caller has caught up."""
@@ -131,7 +131,7 @@ class BoundedProtocol(LandingProtocol):
         self._owed = self.loop.call_later(self._crowd.head_seconds, self.transport.abort)
 
     def _await_reader(self, before: int) -> None:
-        left = self.transport.get_write_buffer_size()
+        left = self.unsent
         if left >= before:
             self.transport.abort()
             return

@@ -5,8 +5,9 @@ its tag to those who hold it already, and is stored where there is a folder for 
 """
 
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -34,6 +35,10 @@ LIGHT_THREADS = 8
 
 JOBS_THREADS = 8
 """Threads for what asks the database of the jobs, which may be slow."""
+
+AFFORDABLE = 256
+"""Forms of requests last found to cost no more than a caller may wait for. Another look would take half a millisecond;
+of a mixture of many experts several."""
 
 WATCHED_LANES = frozenset({"heavy", "long"})
 """In which work is worth stopping when its caller hangs up."""
@@ -73,6 +78,7 @@ class Desk:
             "long": FairLane(1, settings.queue),
         }
         self._limits = Limits(settings.wait_tflop, settings.wait_gib)
+        self._affordable: deque[bytes] = deque(maxlen=AFFORDABLE)
         self._folder, self._budget = settings.answers_folder, settings.answers_mib * MIB
         self._stored: StoredAnswers | None = None
         self._open: tuple[TaskGroup, Flights[Rendered | Response]] | None = None
@@ -109,7 +115,7 @@ class Desk:
         """
         if self._open is None:
             raise ServiceUnavailable("the service starts, or stops", hint="send it again", retry_after=1)
-        group, flights = self._open
+        _, flights = self._open
         # Read outside the lanes: what is refused for its form waits for nobody.
         call, key = await anyio.to_thread.run_sync(partial(_read, route, parse), limiter=self._threads["light"])
         if not route.kept and route.lane not in WATCHED_LANES:
@@ -125,34 +131,37 @@ class Desk:
         stored = None if key is None or self._stored is None else await self._found(key)
         if stored is not None:
             return response_of(stored, tags)
-        if self._limits.any and route.endpoint.job:
+        if self._limits.any and route.endpoint.job and (key is None or key.form not in self._affordable):
             # Before the line, and after the answers that are there already: those cost nothing.
             await anyio.to_thread.run_sync(
                 partial(_refuse_costly, call, route.endpoint.name, self._limits), limiter=self._threads["light"]
             )
+            if key is not None:
+                self._affordable.append(key.form)
         caller = visit_of(request).caller.name or visit_of(request).address
-        done = await flights.run(key, partial(self._computed, route, call, work, caller))
-        if isinstance(done, Rendered) and key is not None and self._stored is not None:
-            group.start_soon(self._keep, key, done)
+        done = await flights.run(key, partial(self._computed, route, call, work, caller, key))
         return sent(done, tags)
 
-    async def _computed(self, route: Route, call: Call, work: Work, caller: str) -> Rendered | Response:
-        if route.lane not in self._lanes:
-            return await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane])
-        async with self._lanes[route.lane].slot(caller):
-            return await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane])
+    async def _computed(
+        self, route: Route, call: Call, work: Work, caller: str, key: Content | None
+    ) -> Rendered | Response:
+        """What the work gives, once for all who ask it; it is stored beside their answers."""
+        lane = self._lanes.get(route.lane)
+        async with nullcontext() if lane is None else lane.slot(caller):
+            done = await anyio.to_thread.run_sync(work, call, limiter=self._threads[route.lane])
+        if isinstance(done, Rendered) and key is not None and self._stored is not None and self._open is not None:
+            self._open[0].start_soon(self._keep, self._stored, key, done)
+        return done
 
     async def _found(self, key: Content) -> Rendered | None:
         assert self._stored is not None  # noqa: S101  asked before
         return await anyio.to_thread.run_sync(self._stored.get, key, limiter=self._threads["light"])
 
-    async def _keep(self, key: Content, done: Rendered) -> None:
-        stored = self._stored
-        if stored is not None:
-            try:
-                await anyio.to_thread.run_sync(stored.put, key, done, limiter=self._threads["light"])
-            except Exception:
-                log.exception("an answer cannot be stored")
+    async def _keep(self, stored: StoredAnswers, key: Content, done: Rendered) -> None:
+        try:
+            await anyio.to_thread.run_sync(stored.put, key, done, limiter=self._threads["light"])
+        except Exception:
+            log.exception("an answer cannot be stored")
 
 
 def sent(done: Rendered | Response, headers: Mapping[str, str] | None = None) -> Response:
@@ -165,7 +174,8 @@ def _read(route: Route, parse: Callable[[], Call]) -> tuple[Call, Content | None
     if not route.kept:
         return call, None
     form = "tensors" if as_tensors(route.endpoint, call.http.headers.get("accept", "")) else "json"
-    return call, call.operations.content_of(route.endpoint.name, call.message, call.tensors, form=form)
+    posted = visit_of(call.http).posted
+    return call, call.operations.content_of(route.endpoint.name, call.message, call.tensors, form=form, posted=posted)
 
 
 def _refuse_costly(call: Call, operation: str, limits: Limits) -> None:

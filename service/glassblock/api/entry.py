@@ -17,7 +17,7 @@ from anyio.from_thread import BlockingPortal
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from glassblock.api.allocator import share_arenas
+from glassblock.api.allocator import share_arena
 from glassblock.api.answers import invalid_value
 from glassblock.api.app import create_app, root_trouble
 from glassblock.api.connections import BACKLOG, BoundedProtocol, Crowd, room_for
@@ -119,10 +119,11 @@ def serve(**given: Any) -> None:
 
     Raises:
         InvalidValue: a setting cannot be used, the address is open to others without leave, or the port is taken.
+        StorageUnavailable: the database of the jobs does not answer.
     """
     settings = _settings(**given)
     settings.refuse_open_address()
-    share_arenas()  # before there are threads to have their own
+    share_arena()  # before there are threads to have their own
     log_as_json(settings.log_level)
     # What somebody has just typed must be there; what an environment names may be mounted later.
     app = create_app(settings, roots_may_come="roots" not in given)

@@ -46,6 +46,7 @@ class Visit:
         inspected: the checkpoint that was looked into.
         status: HTTP status; 0 where nobody was there any more to hear it.
         seconds: from the head of the request to the last byte of its answer.
+        posted: a fast digest of the body; empty where none was taken while it came.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Visit:
     received: int = 0
     sent: int = 0
     seconds: float = 0.0
+    posted: bytes = b""
     since: float = field(default_factory=time.perf_counter)
 
 

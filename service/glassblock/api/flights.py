@@ -38,6 +38,7 @@ class Flights(Generic[ResultT]):
 
         Raises:
             Whatever `work` raises, in everybody who waits for it.
+            ServiceUnavailable: the group was cancelled before.
         """
         flight = None if key is None else self._flights.get(key)
         if flight is None:
@@ -64,13 +65,15 @@ class Flights(Generic[ResultT]):
     async def _fly(
         self, key: Hashable | None, flight: _Flight[ResultT], work: Callable[[], Awaitable[ResultT]]
     ) -> None:
-        with flight.scope:
-            try:
-                flight.results.append(await work())
-            except Exception as fault:
-                flight.faults.append(fault)
-        self._gone(key, flight)
-        flight.landed.set()
+        try:
+            with flight.scope:
+                try:
+                    flight.results.append(await work())
+                except Exception as fault:
+                    flight.faults.append(fault)
+        finally:  # also where the whole group is cancelled: whoever waits must hear of it
+            self._gone(key, flight)
+            flight.landed.set()
 
     def _gone(self, key: Hashable | None, flight: _Flight[ResultT]) -> None:
         if key is not None and self._flights.get(key) is flight:

@@ -1,9 +1,10 @@
-"""Bodies received straight into the memory that keeps them.
+"""Bodies received straight into the memory that keeps them, and sent from where they lie.
 
 On its usual way a body is read in pieces of 256 KiB and copied several times before it lies in one piece, which
-takes more than twice as long as the socket does. `LandingProtocol` offers a shortcut to whoever has memory of
-the declared size: all but the last byte of the body is written there by the kernel. The last byte goes the usual
-way, so that h11 sees the end of the body and nothing else of the protocol is ours.
+takes more than twice as long as the socket does; and what a socket does not take at once of an answer, asyncio copies.
+`LandingProtocol` offers two shortcuts: whoever has memory of the declared size has the body written there by the
+kernel, and whoever has memory to send has it read there. h11 is told how much it was, and nothing else of the
+protocol is ours.
 
 That memory comes from the system and goes back to it with the last view, past malloc, which would keep what lies
 between two bodies that came and went at different times. The last two are kept for the next body,
@@ -13,6 +14,7 @@ whose pages then need not be cleared.
 import asyncio
 import contextlib
 import mmap
+import os
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,19 +30,32 @@ from uvicorn.server import ServerState
 
 from glassblock.errors import NoRoom
 
-Land = Callable[[memoryview, Callable[[], None]], Awaitable[int]]
-"""Fills memory with what comes next of the body. Told after every arrival; returns how many bytes were written."""
+Land = Callable[[memoryview, Callable[[memoryview], None]], Awaitable[int]]
+"""Fills memory with what comes next of the body. Tells what came after every arrival; returns how many bytes it was."""
+
+Launch = Callable[[memoryview], Awaitable[int]]
+"""Sends what comes next of the answer's body; returns how many bytes the socket took."""
 
 LANDING_BYTES = 1 << 20
-"""From this size on a body is worth its own way in."""
+"""From this size on a body is worth its own way in, and out."""
+
+PIECE_BYTES = 4 << 20
+"""Sent at once: others wait for so long, about a millisecond."""
 
 LARGEST_KEPT = 32 << 20
 """Bytes of a body whose memory is kept for the next one."""
 
 _kept: deque[mmap.mmap] = deque(maxlen=2)
 
-_EXTENSION = "glassblock.land"
+_LAND = "glassblock.land"
+_LAUNCH = "glassblock.launch"
 _MAX_HEAD_BYTES = 64 * 1024
+
+_arrivals = memoryview(bytearray(256 * 1024))
+"""Where every connection reads what does not land; it is handed on before the next one reads."""
+
+_HEAD_BYTES = 16 * 1024
+"""Read at once where a head is due, so that most of the body behind it can land."""
 
 
 def untouched(size: int) -> memoryview:
@@ -88,15 +103,39 @@ def _mapped(size: int) -> mmap.mmap:
 
 def land_of(scope: Scope) -> Land | None:
     """The shortcut of this request, where the server has one."""
-    return cast("Land | None", scope.get("extensions", {}).get(_EXTENSION))
+    return cast("Land | None", scope.get("extensions", {}).get(_LAND))
 
 
-class LandingProtocol(H11Protocol):
-    """uvicorn's protocol, with the shortcut in the scope of every request, and without a copy on the way out."""
+def launch_of(scope: Scope) -> Launch | None:
+    """The shortcut of this request's answer, where the server has one."""
+    return cast("Launch | None", scope.get("extensions", {}).get(_LAUNCH))
+
+
+class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's protocol, with the shortcuts in the scope of every request."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], **rest: Any) -> None:
         super().__init__(config, server_state, app_state, **rest)
         self.conn = _Connection(h11.SERVER, config.h11_max_incomplete_event_size or _MAX_HEAD_BYTES)
+        self._launching = 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of the answer under way that the socket has not taken yet."""
+        return self.transport.get_write_buffer_size() + self._launching
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  uvicorn's
+        """Somebody is there."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # else what comes next is copied behind what is left
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  of the protocol's making
+        """Where the next bytes go."""
+        return _arrivals[:_HEAD_BYTES] if self.conn.their_state is h11.IDLE else _arrivals
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many came."""
+        self.data_received(cast("bytes", _arrivals[:nbytes]))
 
     def handle_events(self) -> None:
         """Hand on what h11 has read."""
@@ -105,14 +144,16 @@ class LandingProtocol(H11Protocol):
         if self.cycle is not before:
             # Its task was made just now and runs only after this returns.
             extensions = cast("dict[str, dict[str, Any]]", self.cycle.scope.setdefault("extensions", {}))
-            extensions[_EXTENSION] = cast("Any", self.land)
+            extensions[_LAND] = cast("Any", self.land)
+            if os.name == "posix":  # Windows' loop watches no descriptors
+                extensions[_LAUNCH] = cast("Any", self.launch)
 
-    async def land(self, memory: memoryview, arrived: Callable[[], None]) -> int:
+    async def land(self, memory: memoryview, arrived: Callable[[memoryview], None]) -> int:
         """Fill `memory` with what comes next of the body under way.
 
         Args:
-            memory: shorter than what is still to come by a byte at least.
-            arrived: called after every arrival.
+            memory: no longer than what is still to come.
+            arrived: called after every arrival with what came.
 
         Returns:
             Bytes written: `memory.nbytes`, or 0 where the body has no declared length: nothing was read then.
@@ -124,11 +165,16 @@ class LandingProtocol(H11Protocol):
         reader: Any = getattr(self.conn, "_reader", None)
         left = getattr(reader, "_remaining", None)
         waiting = len(self.cycle.body)
-        if not isinstance(left, int) or left + waiting <= memory.nbytes or self.transport.is_closing():
+        if not isinstance(left, int) or left + waiting < memory.nbytes or self.transport.is_closing():
             return 0
+        if self.cycle.waiting_for_100_continue:
+            told = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(told))
+            self.cycle.waiting_for_100_continue = False
         taken = min(waiting, memory.nbytes)
         memory[:taken] = self.cycle.body[:taken]
         del self.cycle.body[:taken]
+        arrived(memory[:taken])
         if taken < memory.nbytes:
             self.cycle.message_event.clear()
             landing = _Landing(self, memory[taken:], arrived)
@@ -139,22 +185,61 @@ class LandingProtocol(H11Protocol):
             finally:
                 reader._remaining -= landing.filled
                 self.transport.set_protocol(self)
+            self.handle_events()  # which may be the end of the body
         return memory.nbytes
+
+    async def launch(self, memory: memoryview) -> int:
+        """Send `memory`, next of the answer's body.
+
+        Returns:
+            Bytes that the socket took: fewer than `memory.nbytes` where the connection is over.
+        """
+        if not self.transport.is_closing():
+            self.transport.write(self.conn.send(h11.Data(data=b"")))  # a head that waits
+            await self.flow.drain()
+        if self.transport.is_closing():
+            return 0
+        left = memoryview(self.conn.send(h11.Data(data=cast("bytes", memory))))
+        # asyncio lets nobody else wait for its own descriptor of the socket.
+        with self.transport.get_extra_info("socket").dup() as out:
+            try:
+                while left and not self.transport.is_closing():
+                    self._launching = left.nbytes
+                    try:
+                        left = left[out.send(left[:PIECE_BYTES]) :]
+                        await asyncio.sleep(0)
+                    except BlockingIOError:
+                        self.pause_writing()
+                        self.loop.add_writer(out, self.resume_writing)
+                        await self.flow.drain()
+            except OSError:
+                self.transport.abort()
+            finally:
+                self._launching = 0
+                self.loop.remove_writer(out)
+                self.resume_writing()
+        return memory.nbytes - left.nbytes
 
 
 class _Connection(h11.Connection):
-    """h11's, which hands on the bytes of a body as they lie."""
+    """h11's, which hands on the bytes of a body as they lie, and a head together with what comes behind it."""
+
+    _head: tuple[bytes, ...] = ()
 
     def send(self, event: h11.Event) -> Any:
         """What to write to the socket for `event`."""
-        parts = self.send_with_data_passthrough(event) or []
+        parts = (*self._head, *(self.send_with_data_passthrough(event) or ()))
+        self._head = ()
+        if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
+            self._head = parts  # the rest is there: to send twice is to wake the reader twice
+            return b""
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class _Landing(asyncio.BufferedProtocol):
     """Stands in for the protocol while the kernel writes into `memory`."""
 
-    def __init__(self, inner: LandingProtocol, memory: memoryview, arrived: Callable[[], None]) -> None:
+    def __init__(self, inner: LandingProtocol, memory: memoryview, arrived: Callable[[memoryview], None]) -> None:
         self._inner = inner
         self._memory = memory
         self._arrived = arrived
@@ -167,8 +252,8 @@ class _Landing(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes were written."""
-        self.filled += nbytes
-        self._arrived()
+        start, self.filled = self.filled, self.filled + nbytes
+        self._arrived(self._memory[start : self.filled])
         if self.filled == self._memory.nbytes:
             # At once: the next byte that comes is none of ours.
             self._inner.transport.set_protocol(self._inner)

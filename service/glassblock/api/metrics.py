@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from glassblock.api.body_budget import BodyBudget
 from glassblock.api.envelope import Visit
 from glassblock.api.results import Counted
 from glassblock.errors import GlassblockError
@@ -30,7 +29,7 @@ class Looked(NamedTuple):
         memory: how the device's budget is used.
         lines: how many work and how many wait, by lane.
         stored: the stored answers; None where none are stored.
-        bodies: the bytes that bodies hold, and may.
+        bodies: the bytes that bodies hold, and may; 0 for no limit.
     """
 
     jobs: Callable[[], Mapping[JobState, int]]
@@ -38,7 +37,7 @@ class Looked(NamedTuple):
     memory: Callable[[], Memory]
     lines: Callable[[], Mapping[str, tuple[int, int]]]
     stored: Callable[[], Counted | None]
-    bodies: BodyBudget
+    bodies: Callable[[], tuple[int, int]]
 
 
 class Metrics:
@@ -112,9 +111,10 @@ class _Looked(Collector):
         yield from self._lines()
         yield from self._residents()
         yield from self._answers()
+        held, budget = self._looked.bodies()
         bodies = GaugeMetricFamily("glassblock_bodies_bytes", "Of requests' bodies.", labels=("kind",))
-        bodies.add_metric(("held",), self._looked.bodies.held)
-        bodies.add_metric(("budget",), self._looked.bodies.total or 0)
+        bodies.add_metric(("held",), held)
+        bodies.add_metric(("budget",), budget)
         yield bodies
         if self._device.startswith("cuda"):
             free, total = torch.cuda.mem_get_info(self._device)

@@ -73,13 +73,17 @@ class Grain:
         if grids - _WHOLE and (bits & _BEYOND_THREE_BITS).any():
             grids &= _WHOLE  # none of the formats has more than three bits after the leading one
         narrow = narrow and not (bits & _LOW_BITS).any()
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # invalid: a NaN of the kind that signals
             return Grain(frozenset(grid for grid in grids if _on(grid, wide, bits)), narrow)
 
 
 def _off_every_grid(numbers: list[float]) -> bool:
-    """Whether of a few numbers one has more than four bits and one is no whole number."""
-    return any(16 * math.frexp(number)[0] % 1 for number in numbers) and any(number % 1 for number in numbers)
+    """Whether of a few numbers one has more than four bits and one is no whole number.
+
+    Infinity lies on some grids: what is not finite is left to the closer look.
+    """
+    some = [number for number in numbers if math.isfinite(number)]
+    return any(16 * math.frexp(number)[0] % 1 for number in some) and any(number % 1 for number in some)
 
 
 _NO_GRAIN = Grain(frozenset(), narrow=False)

@@ -154,12 +154,16 @@ class AuditJobs:
         """How the database is, and the disk it lies on where that is ours, in words.
 
         Raises:
-            StorageUnavailable: the database cannot be read.
+            StorageUnavailable: the database, or the folder, cannot be read.
         """
         counted = self.counts()
         told = {"database": f"ok: {self._database.name}, {counted['queued']} waiting, {counted['running']} running"}
         if isinstance(self._place, Path):
-            free = shutil.disk_usage(self._place).free
+            try:
+                free = shutil.disk_usage(self._place).free
+            except OSError as fault:
+                why = str(fault.strerror or "it does not answer").lower()
+                raise StorageUnavailable(f"the data folder cannot be looked at: {why}", retry_after=5) from fault
             told["disk"] = f"ok: {free >> 20} MiB free" if free >= LOW_BYTES else f"low: {free >> 20} MiB free"
         return told
 

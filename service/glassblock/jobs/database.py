@@ -1,5 +1,6 @@
 """Where jobs are kept: SQLite in a folder, PostgreSQL by its URL, one code path over both."""
 
+import logging
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,11 +23,17 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from glassblock.errors import InvalidValue, StorageUnavailable
 
+log = logging.getLogger(__name__)
+
 FILE = "jobs.sqlite3"
 BUSY_SECONDS = 10.0
 """How long a statement waits for another one's write to end, before the caller is told to come back."""
 
 POOL = 16
+CACHE_KIB = 256
+"""Of pages, that each connection to SQLite keeps. What another one writes empties them, and the system keeps the file's
+pages for all: SQLite's own 2000 KiB would but fill in every connection as the history grows."""
+
 _IMMEDIATE = "glassblock_immediate"
 _MIGRATION_LOCK = 4_707_269_181
 """PostgreSQL's advisory lock while the tables are brought up to date; any number that nobody else uses."""
@@ -47,6 +54,8 @@ class Database:
         told = {"connect_timeout": int(BUSY_SECONDS), "client_encoding": "utf8"}
         arguments: dict[str, Any] = {"timeout": BUSY_SECONDS} if sqlite else told
         self.name = url.get_backend_name()
+        # A server's own words name hosts, users and files: they are for whoever opens it, and for the log.
+        self.tells_why = True
         self._engine = create_engine(
             url, pool_size=POOL, max_overflow=0, pool_timeout=BUSY_SECONDS, pool_pre_ping=not sqlite,
             connect_args=arguments,
@@ -61,7 +70,7 @@ class Database:
         Raises:
             StorageUnavailable: the database cannot be read now.
         """
-        with _told(), self._engine.connect() as connection, connection.begin():
+        with self._told(), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -71,12 +80,29 @@ class Database:
         Raises:
             StorageUnavailable: the database cannot be written now.
         """
-        with _told(), self._engine.connect().execution_options(**{_IMMEDIATE: True}) as connection, connection.begin():
+        immediate = {_IMMEDIATE: True}
+        with self._told(), self._engine.connect().execution_options(**immediate) as connection, connection.begin():
             yield connection
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        try:
+            yield
+        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as fault:
+            # Not SQLAlchemy's own text: it holds the statement with its values. Other errors are mistakes of a
+            # statement.
+            why = _first_line(getattr(fault, "orig", None) or fault)
+            hint = "free space where the data lies" if "full" in why or "no space" in why else "try again"
+            if not self.tells_why:
+                log.warning("the database of the jobs cannot be used now: %s", why)
+                why = "the service's log has the reason"
+            raise StorageUnavailable(
+                f"the database of the jobs cannot be used now: {why}", hint=hint, retry_after=5
+            ) from fault
 
 
 def open_database(place: str | Path, *, durable: bool = True) -> Database:
@@ -105,6 +131,7 @@ def open_database(place: str | Path, *, durable: bool = True) -> Database:
     except BaseException:
         database.close()
         raise
+    database.tells_why = database.name == "sqlite"
     return database
 
 
@@ -155,7 +182,10 @@ def _settle_sqlite(engine: Engine, *, durable: bool) -> None:
     def settle(connection: sqlite3.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction]
         connection.isolation_level = None  # transactions begin where we say so, below
         # WAL: readers and the one writer do not wait for each other.
-        for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'OFF'}", "foreign_keys=ON"):
+        synchronous, cache = "FULL" if durable else "OFF", -CACHE_KIB  # of pages, where it is positive
+        for pragma in (
+            "journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON", f"cache_size={cache}",
+        ):  # fmt: skip
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -163,19 +193,6 @@ def _settle_sqlite(engine: Engine, *, durable: bool) -> None:
         # A transaction that looked first could not write later where another one has written in between.
         immediate = connection.get_execution_options().get(_IMMEDIATE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
-
-
-@contextmanager
-def _told() -> Generator[None]:
-    try:
-        yield
-    except (OperationalError, InterfaceError, InternalError, PoolTimeout) as fault:
-        # Not SQLAlchemy's own text: it holds the statement with its values. Other errors are mistakes of a statement.
-        why = _first_line(getattr(fault, "orig", None) or fault)
-        hint = "free space where the data lies" if "full" in why or "no space" in why else "try again"
-        raise StorageUnavailable(
-            f"the database of the jobs cannot be used now: {why}", hint=hint, retry_after=5
-        ) from fault
 
 
 def _first_line(fault: BaseException | None) -> str:

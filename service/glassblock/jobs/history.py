@@ -25,7 +25,7 @@ KEY_BYTES = 255
 """Longest idempotency key."""
 
 BATCH = 200
-"""Audits forgotten in one transaction, so that nobody waits long for it."""
+"""Audits forgotten at once, so that nobody waits long for it."""
 
 _BRIEF = [column for column in AUDITS.c if column is not AUDITS.c.request]
 
@@ -237,22 +237,18 @@ def forget(database: Database, *, keep: int, seconds: float) -> int:
     """Delete ended audits, with their reports and events: all but the newest `keep`, and those older than `seconds`.
 
     Returns:
-        How many were deleted.
+        How many were deleted; `BATCH`: there may be more.
     """
-    forgotten = 0
     ended = select(AUDITS.c.number).where(AUDITS.c.state.in_(ENDED))
-    while True:
-        with database.writing() as connection:
-            newest = connection.execute(ended.order_by(AUDITS.c.number.desc()).offset(keep).limit(1)).scalar()
-            too_many = AUDITS.c.number <= (-1 if newest is None else newest)
-            too_old = AUDITS.c.ended < time.time() - seconds
-            numbers = connection.execute(ended.where(too_many | too_old).limit(BATCH)).scalars().all()
-            pieces.drop(connection, numbers, "request", "answer")
-            for table, column in ((REPORTS, REPORTS.c.audit), (EVENTS, EVENTS.c.audit), (AUDITS, AUDITS.c.number)):
-                connection.execute(delete(table).where(column.in_(numbers)))
-        forgotten += len(numbers)
-        if len(numbers) < BATCH:
-            return forgotten
+    with database.writing() as connection:
+        newest = connection.execute(ended.order_by(AUDITS.c.number.desc()).offset(keep).limit(1)).scalar()
+        too_many = AUDITS.c.number <= (-1 if newest is None else newest)
+        too_old = AUDITS.c.ended < time.time() - seconds
+        numbers = connection.execute(ended.where(too_many | too_old).limit(BATCH)).scalars().all()
+        pieces.drop(connection, numbers, "request", "answer")
+        for table, column in ((REPORTS, REPORTS.c.audit), (EVENTS, EVENTS.c.audit), (AUDITS, AUDITS.c.number)):
+            connection.execute(delete(table).where(column.in_(numbers)))
+    return len(numbers)
 
 
 def _digest(asked: Asked) -> str:

@@ -353,8 +353,9 @@ class Worker:
 
     def _forget(self) -> None:
         if time.monotonic() - self._forgot >= self._rules.forget_seconds:
-            self._forgot = time.monotonic()
-            history.forget(self._database, keep=self._rules.keep, seconds=self._rules.keep_seconds)
+            forgotten = history.forget(self._database, keep=self._rules.keep, seconds=self._rules.keep_seconds)
+            if forgotten < history.BATCH:  # else the rest after the next beat, which must not wait for it
+                self._forgot = time.monotonic()
 
 
 def asked_for(database: Database, lease: Lease) -> tuple[Request, dict[str, WireTensor]]:

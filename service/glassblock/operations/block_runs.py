@@ -19,7 +19,7 @@ from glassblock.numerics.recombination import recombination_error
 from glassblock.numerics.stage_statistics import stage_statistics
 from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.numerics.wiring import Wiring
-from glassblock.operations.inputs import block_input, wired_eps
+from glassblock.operations.inputs import block_input, refuse_beside_text, wired_eps
 from glassblock.operations.layer_runs import Entering, Ran, run_attention_part, run_mixture_part, run_whole_layer
 from glassblock.operations.overrides import overridden
 from glassblock.operations.reply import Reply, nested_numbers
@@ -131,9 +131,7 @@ def _entering(
     dtype = COMPUTE_DTYPES[request.overrides.dtype] if request.overrides.dtype else None
     ids = token_ids_of(store, checkpoint, request.token_ids, request.text)
     if ids is not None:
-        given = "x" if request.x is not None or "x" in tensors else "sample" if request.sample is not None else None
-        if given is not None:
-            raise InvalidValue(f"a text and {given} are both given", field=given, hint="give one of them")
+        refuse_beside_text(request, tensors)
         states = states_of(
             store, request.checkpoint, checkpoint, ids, layer=request.layer, meter=meter, dtype=dtype, watch=watch
         )

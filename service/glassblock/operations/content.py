@@ -1,8 +1,9 @@
 """What an answer follows from: version of the service, operation, message, tensors, files.
 
 Two requests of one content have one answer, up to the order of sums; so it may be shared and kept. A fast digest of the
-posted tensors finds who asks the same; that it is the same is decided by the bytes themselves, or by a SHA-256 of them
-where they have gone. So nobody is handed the answer of tensors that were made to have the digest of his own.
+posted tensors, or of the body that they came in, finds who asks the same; that it is the same is decided by the bytes
+themselves, or by a SHA-256 of them where they have gone. So nobody is handed the answer of tensors that were made to
+have the digest of his own.
 """
 
 import hashlib
@@ -27,15 +28,19 @@ class Content:
     Args:
         asked: everything but the tensors, as text.
         tensors: what was posted beside it.
+        posted: a fast digest of the body that holds the tensors, where one is there already.
 
     Attributes:
+        form: SHA-256 of everything but the tensors' bytes: of two that share it, one costs what the other does.
         name: 64 hexadecimal digits by which it is found. That of another content only by accident or by intent.
     """
 
-    def __init__(self, asked: str, tensors: Mapping[str, WireTensor]) -> None:
+    def __init__(self, asked: str, tensors: Mapping[str, WireTensor], *, posted: bytes = b"") -> None:
         self._head = "\n".join([asked, *(f"{name} {t.dtype} {t.shape}" for name, t in sorted(tensors.items()))])
         self._data = tuple(tensor.data.cast("B") for _, tensor in sorted(tensors.items()))
-        self.name = _sha256([self._head.encode(), *(xxhash.xxh3_128(data).digest() for data in self._data)]).hex()
+        self.form = _sha256([self._head.encode()])
+        digests = [posted] if posted else [xxhash.xxh3_128(data).digest() for data in self._data]
+        self.name = _sha256([self.form, *digests]).hex()
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -51,7 +56,13 @@ class Content:
 
 
 def content_of(
-    store: CheckpointStore, operation: str, message: Request, tensors: Mapping[str, WireTensor], *, form: str
+    store: CheckpointStore,
+    operation: str,
+    message: Request,
+    tensors: Mapping[str, WireTensor],
+    *,
+    form: str,
+    posted: bytes = b"",
 ) -> Content | None:
     """The content; None where the answer follows from what no file holds any more.
 
@@ -61,6 +72,7 @@ def content_of(
         message: what is asked.
         tensors: what was posted beside it.
         form: how the answer is sent.
+        posted: see `Content`.
 
     Raises:
         GlassblockError: there is no such checkpoint, or it cannot be asked so.
@@ -70,7 +82,7 @@ def content_of(
     if stamp is None:
         return None
     asked = (glassblock.__version__, torch.__version__, store.device, operation, form, stamp, message.model_dump_json())
-    return Content(repr([str(part) for part in asked]), tensors)
+    return Content(repr([str(part) for part in asked]), tensors, posted=posted)
 
 
 def _sha256(parts: Iterable[bytes | memoryview]) -> bytes:

@@ -5,7 +5,6 @@ A row of `LOADERS` gives, for one layer of a checkpoint, the part as a function 
 """
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue, TooLarge
-from glassblock.numerics.finite_difference_check import FiniteDifferenceCheck, check_states
+from glassblock.numerics.finite_difference_check import check_states
 from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.spectral_request import SpectralRequest
 from glassblock.numerics.token_coupled_norms import (
@@ -27,9 +26,9 @@ from glassblock.numerics.token_coupled_norms import (
 from glassblock.numerics.watching import Watch
 from glassblock.operations.inputs import wired_eps
 from glassblock.operations.layer_functions import LayerPart, attention_function, layer_function, mixture_function
+from glassblock.operations.layer_jacobians import self_check
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import require_last_axis
-from glassblock.operations.texts import states_of, token_ids_of
 from glassblock.wire import jacobians as wire
 from glassblock.wire.values import Sourced
 
@@ -58,7 +57,9 @@ def coupled_layer(
     meter: ReadMeter,
     watch: Watch,
 ) -> tuple[wire.LayerJacobians, dict[str, Tensor]]:
-    """Norms of the Jacobian over all positions at once, or over the chosen ones; and the singular vectors.
+    """Norms of the Jacobian at what `entered` this layer, over all positions at once or over the chosen ones.
+
+    And the singular vectors.
 
     Raises:
         InvalidValue: A position is not there, x is no sequence, or a norm is asked for that is not told of the part.
@@ -71,7 +72,7 @@ def coupled_layer(
             f"{', '.join(untold)}: not told of the part {request.part!r}", field="norms", hint="frobenius, spectral"
         )
     part = LOADERS[request.part](store, request.checkpoint, checkpoint, layer, meter)
-    x = states_entering(store, checkpoint, request, entered, part, layer=layer, meter=meter, watch=watch)
+    x = one_sequence(entered, part, name=request.checkpoint)
     flops = _forward_flops(part, x)  # runs it once: a mixture reads its experts here, outside of any derivative
     found = _frobenius(part, x, request, watch) if "frobenius" in request.norms else None
     bracket = _spectral(part, x, request, watch) if "spectral" in request.norms else None
@@ -88,7 +89,7 @@ def coupled_layer(
         accumulation=str(x.dtype).removeprefix("torch."),
         cancellation=None,
         redone=(),
-        self_check=_self_check(check_states(part.run, x, seed=request.seed), len(x), request.seed),
+        self_check=self_check(check_states(part.run, x, seed=request.seed), len(x), request.seed),
         whole=wire.WholeJacobian(
             frobenius=None if found is None else wire.FrobeniusEstimate.model_validate(found._asdict()),
             spectral=None if bracket is None else _told(bracket),
@@ -100,36 +101,21 @@ def coupled_layer(
     return answer, vectors
 
 
-def states_entering(
-    store: CheckpointStore,
-    checkpoint: Checkpoint,
-    request: wire.JacobiansRequest,
-    entered: Tensor,
-    part: LayerPart,
-    *,
-    layer: int,
-    meter: ReadMeter,
-    watch: Watch,
-) -> Tensor:
-    """`[tokens, d]`, in the dtype of the computation: the text's own states at that layer, or the rows posted.
+def one_sequence(entered: Tensor, part: LayerPart, *, name: str) -> Tensor:
+    """What enters a layer of checkpoint `name` as `[tokens, d]`, in the dtype of the computation.
 
     Raises:
-        InvalidValue: x is no sequence of that width, or a norm divides by zero on a row of it.
+        InvalidValue: It is no sequence of that width, or a norm divides by zero on a row of it.
         TooLarge: It is longer than a sequence may be.
     """
-    if request.token_ids is not None:
-        # A text has states of its own at every layer: those are meant, not its embedding rows.
-        ids = cast("Tensor", token_ids_of(store, checkpoint, request.token_ids, None))
-        x = states_of(store, request.checkpoint, checkpoint, ids, layer=layer, meter=meter, watch=watch)
-    else:
-        require_last_axis("x", entered, part.width, f"d_model of {request.checkpoint}")
-        if entered.ndim > 2 and entered[..., 0, 0].numel() > 1:
-            raise InvalidValue(
-                f"x has shape {list(entered.shape)}: one sequence is differentiated at a time",
-                field="x",
-                hint="send [tokens, d_model]",
-            )
-        x = entered.reshape(-1, part.width)
+    require_last_axis("x", entered, part.width, f"d_model of {name}")
+    if entered.ndim > 2 and entered[..., 0, 0].numel() > 1:
+        raise InvalidValue(
+            f"x has shape {list(entered.shape)}: one sequence is differentiated at a time",
+            field="x",
+            hint="send [tokens, d_model]",
+        )
+    x = entered.reshape(-1, part.width)
     if len(x) > MAX_TOKENS:
         raise TooLarge(f"{len(x):,} tokens; at most {MAX_TOKENS:,} at once", field="x", hint="send a shorter text")
     x = x.to(torch.promote_types(x.dtype, part.dtype))
@@ -195,12 +181,3 @@ def _eps(checkpoint: Checkpoint, part: str, loaded: LayerPart) -> dict[str, Sour
         attended = wired_eps(checkpoint, wiring, overridden=False, branch="attention")
         found |= {f"attention_{place}": eps for place, eps in attended.items()}
     return found
-
-
-def _self_check(found: FiniteDifferenceCheck, tokens: int, seed: int) -> wire.SelfCheck:
-    return wire.SelfCheck(
-        relative_difference=float(found.relative_difference.max()),
-        tokens=tokens,
-        step=float(found.step.max()),
-        seed=seed,
-    )

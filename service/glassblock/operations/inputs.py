@@ -15,7 +15,10 @@ from glassblock.numerics.norms import check_eps
 from glassblock.numerics.wiring import Wiring
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import posted_tensor
+from glassblock.wire.blocks import BlockRunRequest
 from glassblock.wire.framing import WireTensor
+from glassblock.wire.jacobians import JacobiansRequest
+from glassblock.wire.norms import NormStatisticsRequest
 from glassblock.wire.values import Request, Sample, Sourced
 
 BRANCH_ROLES: tuple[Role, ...] = ("ffn_in", "ffn_out", "resid_ffn")
@@ -65,6 +68,19 @@ def refuse_without_checkpoint(request: Request, *fields: str) -> None:
     for field in fields:
         if getattr(request, field) is not None:
             raise InvalidValue(f"{field} belongs to a checkpoint, and none is named", field=field, hint="name one")
+
+
+def refuse_beside_text(
+    request: BlockRunRequest | NormStatisticsRequest | JacobiansRequest, tensors: Mapping[str, WireTensor]
+) -> None:
+    """Refuse rows beside a text: each says what enters.
+
+    Raises:
+        InvalidValue: x or a sample is given.
+    """
+    given = "x" if request.x is not None or "x" in tensors else "sample" if request.sample is not None else None
+    if given is not None:
+        raise InvalidValue(f"a text and {given} are both given", field=given, hint="give one of them")
 
 
 def given_eps(eps: float | None) -> float:

@@ -11,11 +11,11 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.spectral_request import DEFAULT_STEPS, DENSE_UP_TO
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.layer_sizes import Cost, NetworkSize
+from glassblock.operations.layer_costs import LayerSizes, feed_forward_cost
+from glassblock.operations.layer_jacobians import CONDITION, EXACT
+from glassblock.operations.layer_sizes import AttentionSize, Cost, NetworkSize, attention_cost
 from glassblock.wire.jacobians import JacobiansRequest
 
-EXACT = frozenset({"frobenius", "trace", "radial_gain"})
-CONDITION = frozenset({"smallest", "condition_number"})
 SPECTRAL_BYTES = 2**31
 """Budget of one batch of tokens (`spectral_bracket`)."""
 STEPS = 20
@@ -62,13 +62,40 @@ def _bracket_flops(size: NetworkSize) -> int:
 def depth_cost(sizes: Sequence[NetworkSize], rows: int, item: int, request: JacobiansRequest) -> Cost:
     """The depth curves of a chain of blocks, all their weights counted."""
     item = max(4, item, *(size.item for size in sizes))
-    held = sum(size.held + (item * size.elements if item != size.item else 0) for size in sizes)
+    held = sum(_with_cast(size, item) for size in sizes)
     widest = max(sizes, key=lambda size: size.elements)
     saved = len(sizes) * rows * (6 * widest.m + 8 * widest.d) * item
     # The bracket of every layer keeps its basis to the end.
     basis = len(sizes) * 2 * min(DEFAULT_STEPS, widest.d) * widest.d * rows * item + item * widest.elements
     products = len(sizes) * (4 * request.probes + 2 * STEPS)
     return Cost(held + saved, basis, 4 * rows * products * widest.elements)
+
+
+def coupled_parts(sizes: LayerSizes, rows: int, item: int, request: JacobiansRequest) -> list[Cost]:
+    """What is differentiated through, its weights counted: as stored, and as they are cast once for all products."""
+    parts: list[Cost] = []
+    if sizes.attention is not None and request.part != "mixture":
+        cost, size = attention_cost(sizes.attention, 1, rows, item), sizes.attention
+        parts.append(cost._replace(held=2 * cost.held + _with_cast(size, item)))
+    if request.part != "attention":
+        networks = [*sizes.always, *([] if sizes.expert is None else sizes.routed * [sizes.expert])]
+        cost = feed_forward_cost(sizes, rows, item, recombined=0)
+        parts.append(cost._replace(held=2 * cost.held + sum(_with_cast(size, item) for size in networks)))
+    return parts
+
+
+def _with_cast(size: NetworkSize | AttentionSize, item: int) -> int:
+    return size.held + (item * size.elements if item != size.item else 0)
+
+
+def separate_cost(sizes: LayerSizes, rows: int, item: int, request: JacobiansRequest) -> Cost:
+    """The parts that treat every token by itself: each network at the tokens that pass it."""
+    peak = jacobian_cost(sizes.network, rows, item, request)
+    if sizes.expert is None:
+        return peak
+    own = -(-rows * sizes.chosen // max(1, sizes.routed))
+    flops = sizes.routed * jacobian_cost(sizes.expert, own, item, request).flops
+    return peak._replace(flops=flops + sum(jacobian_cost(size, rows, item, request).flops for size in sizes.always))
 
 
 class Entered(Protocol):

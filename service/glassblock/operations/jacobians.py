@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from glassblock.checkpoint.layers import (
     Expert,
-    embedding_rows,
     layer_tensors,
     load_wiring,
-    sample_embedding_rows,
 )
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
-from glassblock.errors import InvalidValue, TooLarge
+from glassblock.errors import TooLarge
 from glassblock.numerics.block import residual_stream, run_block
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.layer_grams import LayerGrams
@@ -24,12 +22,19 @@ from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.rewiring import rewired
 from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.numerics.wiring import Placement, Wiring
-from glassblock.operations.coupled_jacobians import COUPLED_PARTS, LOADERS, coupled_layer, states_entering
+from glassblock.operations.coupled_jacobians import COUPLED_PARTS, LOADERS, coupled_layer, one_sequence
 from glassblock.operations.inputs import required, wired_eps
-from glassblock.operations.jacobian_depth import depth_of, depth_of_layers, refuse_chain
+from glassblock.operations.jacobian_depth import depth_of, depth_of_layers
+from glassblock.operations.jacobian_inputs import (
+    EnteringStates,
+    placements_of,
+    refuse_combinations,
+    text_states,
+    what_enters,
+    with_text_as_ids,
+)
 from glassblock.operations.jacobian_networks import NetworkAt, layer_networks, model_width
 from glassblock.operations.layer_jacobians import (
-    PARTS,
     LayerInput,
     LayerOutcome,
     block_layer,
@@ -38,11 +43,9 @@ from glassblock.operations.layer_jacobians import (
 )
 from glassblock.operations.reply import Reply
 from glassblock.operations.store import CheckpointStore
-from glassblock.operations.tensors import posted_tensor, require_last_axis
-from glassblock.operations.text_ascents import TextAscent
-from glassblock.operations.texts import token_ids_of
+from glassblock.operations.tensors import require_last_axis
 from glassblock.wire.framing import WireTensor
-from glassblock.wire.jacobians import Depth, JacobiansAnswer, JacobiansRequest, LayerJacobians, TextStates
+from glassblock.wire.jacobians import Depth, JacobiansAnswer, JacobiansRequest, LayerJacobians
 from glassblock.wire.values import BytesRead, Sourced
 
 MAX_TOKENS = 200_000
@@ -70,16 +73,16 @@ def jacobians(
         TooLarge: More tokens, or a larger chain, than one answer holds.
         ComputationCancelled: `watch` asked for it.
     """
-    _refuse_combinations(request)
+    refuse_combinations(request)
     checkpoint = store.serving(request.checkpoint)
-    request = _with_text_as_ids(store, checkpoint, request, tensors)
+    request = with_text_as_ids(store, checkpoint, request, tensors)
     family = checkpoint.require_usable()
     layers = request.layers
     for layer in layers:  # a layer that is not there is told before the first is worked on
         layer_tensors(checkpoint, layer)
     meter = ReadMeter()
-    entered = _input(store, checkpoint, request, tensors, meter)
-    placements = _placements(request)
+    entered = what_enters(store, checkpoint, request, tensors, meter)
+    placements = placements_of(request)
     _refuse_many(entered.x[..., 0].numel() * len(layers) * max(len(placements), 1))
     steps = _Steps(watch, len(layers) + request.depth)
     asked = _Asked(store, checkpoint, request, entered, placements, meter, steps)
@@ -111,50 +114,6 @@ def jacobians(
     return Reply(answer, vectors, nest_under="tensors")
 
 
-class _Entered(NamedTuple):
-    """What enters a layer, and the tokens its rows stand for.
-
-    Attributes:
-        x: `[..., d]` in float32 at least: of every layer, but for a text whose own states are taken.
-        token_ids: Of the rows.
-        ascent: That text.
-    """
-
-    x: Tensor
-    token_ids: tuple[int, ...] | None
-    ascent: TextAscent | None = None
-
-    def block(self, layer: int, watch: Watch) -> Tensor:
-        """`[..., d]`, what enters the feed-forward block of a layer."""
-        return self.x if self.ascent is None else self.ascent.entering_block(layer, watch=watch)
-
-
-def text_states(request: JacobiansRequest) -> TextStates | None:
-    """What x is of a text; None where none is given."""
-    if request.text is None and request.token_ids is None:
-        return None
-    reached = request.text is not None or request.part in COUPLED_PARTS
-    return request.states or ("reached" if reached else "embedding")
-
-
-def _with_text_as_ids(
-    store: CheckpointStore, checkpoint: Checkpoint, request: JacobiansRequest, tensors: Mapping[str, WireTensor]
-) -> JacobiansRequest:
-    """The request with the text that it may have as token ids, and said what is taken of it.
-
-    Raises:
-        InvalidValue: Something else is given beside the text, or the text cannot be tokenised.
-    """
-    if request.text is None:
-        return request
-    given = "x" if request.x is not None or "x" in tensors else "sample" if request.sample is not None else None
-    if given is not None:
-        raise InvalidValue(f"a text and {given} are both given", field=given, hint="give one of them")
-    ids = token_ids_of(store, checkpoint, request.token_ids, request.text)
-    listed = None if ids is None else tuple(cast("list[int]", ids.tolist()))
-    return request.model_copy(update={"token_ids": listed, "text": None, "states": text_states(request)})
-
-
 def _refuse_many(told: int) -> None:
     if told > MAX_TOKENS:
         raise TooLarge(
@@ -169,81 +128,13 @@ def _vector_name(told: LayerJacobians, side: str) -> str:
     return f"layers.{told.layer}.{told.placement}.{expert}{side}"
 
 
-def _refuse_combinations(request: JacobiansRequest) -> None:
-    if request.part in COUPLED_PARTS:
-        if request.placement is not None:
-            raise InvalidValue(f"the part {request.part!r} runs as the model wires it", field="placement")
-    elif request.input_positions is not None or request.output_positions is not None:
-        raise InvalidValue(
-            f"in the part {request.part!r} no token reaches another; there are no positions to choose",
-            field="input_positions",
-            hint="leave the positions out",
-        )
-    if request.expert is not None and request.part not in PARTS:
-        raise InvalidValue(
-            f"an expert is a network, and the part is {request.part!r}",
-            field="expert",
-            known=tuple(PARTS),
-            hint="leave it out, or ask for one of these parts",
-        )
-    if request.vectors and ("spectral" not in request.norms or request.part == "norm"):
-        raise InvalidValue(
-            "singular vectors come with the spectral norm of a network's part", field="vectors", hint="ask for both"
-        )
-    if request.states is not None and text_states(request) is None:
-        raise InvalidValue(
-            "states says what is taken of a text, and none is given",
-            field="states",
-            hint="give token_ids or text, or leave it out",
-        )
-    if request.states == "embedding" and request.part in COUPLED_PARTS:
-        raise InvalidValue(
-            f"the part {request.part!r} is entered by what a text has become",
-            field="states",
-            hint="leave it out, or post embedding rows as x",
-        )
-    if len(set(request.layers)) != len(request.layers):
-        raise InvalidValue("a layer is asked for twice", field="layers", hint="name each layer once")
-    if request.depth:
-        refuse_chain(request)
-
-
-def _input(
-    store: CheckpointStore,
-    checkpoint: Checkpoint,
-    request: JacobiansRequest,
-    tensors: Mapping[str, WireTensor],
-    meter: ReadMeter,
-) -> _Entered:
-    posted = posted_tensor("x", request.x, tensors, device=store.device, nested_dtype=torch.float32)
-    given = [
-        name
-        for name, value in (("x", posted), ("token_ids", request.token_ids), ("sample", request.sample))
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise InvalidValue(f"{' and '.join(given)} are both given", field=given[-1], hint="give one of them")
-    if request.sample is not None:
-        rows = sample_embedding_rows(checkpoint, request.sample.rows, request.sample.seed, store.device, meter)
-    elif request.token_ids is not None:
-        rows = embedding_rows(checkpoint, request.token_ids, store.device, meter)
-        if text_states(request) == "reached" and request.part not in COUPLED_PARTS:
-            ids = token_ids_of(store, checkpoint, request.token_ids, None)
-            ascent = None if ids is None else TextAscent(store, request.checkpoint, checkpoint, ids, meter)
-            return _Entered(rows.x, rows.token_ids, ascent)
-    else:
-        x = required(posted)
-        return _Entered(x.to(torch.promote_types(x.dtype, torch.float32)), None)
-    return _Entered(rows.x.to(torch.promote_types(rows.x.dtype, torch.float32)), rows.token_ids)
-
-
 class _Asked(NamedTuple):
     """What is asked of every layer."""
 
     store: CheckpointStore
     checkpoint: Checkpoint
     request: JacobiansRequest
-    entered: _Entered
+    entered: EnteringStates
     placements: Sequence[Placement]
     meter: ReadMeter
     steps: "_Steps"
@@ -262,7 +153,8 @@ def _layer(asked: _Asked, layer: int) -> list[_Found]:
     store, checkpoint, request, entered, placements, meter, steps = asked
     if request.part in COUPLED_PARTS:
         watch = steps.watch(f"layer {layer}")
-        told, vectors = coupled_layer(store, checkpoint, request, entered.x, layer=layer, meter=meter, watch=watch)
+        x = entered.layer(layer, steps.below(layer))
+        told, vectors = coupled_layer(store, checkpoint, request, x, layer=layer, meter=meter, watch=watch)
         return [_Found(told, vectors, [])]
     if request.part == "norm":
         return _norms(asked, layer)
@@ -333,17 +225,9 @@ def _depth(asked: _Asked) -> Depth:
         x = entered.block(request.layers[0], Watch(cancelled=watch.cancelled))
         return depth_of(blocks, x, request, placements[0] if placements else None, watch=watch)
     parts = [LOADERS["layer"](store, request.checkpoint, checkpoint, layer, meter) for layer in request.layers]
-    first, last = request.layers[0], parts[-1]
-    x = states_entering(
-        store,
-        checkpoint,
-        request,
-        entered.x,
-        parts[0],
-        layer=first,
-        meter=meter,
-        watch=Watch(cancelled=watch.cancelled),
-    )
+    last = parts[-1]
+    entering = entered.layer(request.layers[0], Watch(cancelled=watch.cancelled))
+    x = one_sequence(entering, parts[0], name=request.checkpoint)
     dtype = reduce(torch.promote_types, (part.dtype for part in parts), x.dtype)
     held = sum(part.elements for part in parts) * dtype.itemsize
     functions = [part.run for part in parts]
@@ -359,16 +243,7 @@ def _told(
     )
 
 
-def _placements(request: JacobiansRequest) -> tuple[Placement, ...]:
-    if request.placement is None:
-        return ()
-    names = (request.placement,) if isinstance(request.placement, str) else request.placement
-    if not names or len(set(names)) != len(names):
-        raise InvalidValue("placements are missing or named twice", field="placement", hint="name each once")
-    return tuple(Placement(name) for name in names)
-
-
-def _notes(request: JacobiansRequest, entered: _Entered) -> list[str]:
+def _notes(request: JacobiansRequest, entered: EnteringStates) -> list[str]:
     sampled = request.part in {"attention", "layer"} and request.sample is not None
     notes = ["x: the sampled rows stand at the positions 0, 1, ... of a sequence, and are no text"] if sampled else []
     if len(request.layers) < 2 or request.part == "norm":
@@ -378,7 +253,7 @@ def _notes(request: JacobiansRequest, entered: _Entered) -> list[str]:
     return [*notes, _same_rows(request, entered)]
 
 
-def _same_rows(request: JacobiansRequest, entered: _Entered) -> str:
+def _same_rows(request: JacobiansRequest, entered: EnteringStates) -> str:
     if entered.token_ids is None:
         return "x: every layer was given the same rows"
     told = "x: every layer was given the same embedding rows, which is what enters the first one alone"

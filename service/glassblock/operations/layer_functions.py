@@ -17,15 +17,14 @@ from glassblock.checkpoint.layers import layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
-from glassblock.numerics.attention import Attention, run_attention
 from glassblock.numerics.block import branch_contribution
 from glassblock.numerics.block import joined as joined_stream
 from glassblock.numerics.feed_forward import FeedForward
-from glassblock.numerics.latent_attention import run_latent_attention
 from glassblock.numerics.layer import layer_dtype, layer_output
 from glassblock.numerics.linear import widest_dtype
 from glassblock.numerics.mixture import Mixture, mixture_dtype, run_mixture
 from glassblock.numerics.wiring import Wiring
+from glassblock.operations.layer_runs import attended
 from glassblock.operations.store import CheckpointStore
 
 StateFunction = Callable[[Tensor], Tensor]
@@ -62,15 +61,8 @@ def attention_function(
     attention, wiring = loaded.attention, loaded.attention_wiring
 
     def attend(x: Tensor) -> Tensor:
-        wired = wiring.to(x.dtype)
-        read = x if wired.input_norm is None else wired.input_norm(x)
-        positions = torch.arange(len(x), device=x.device)
         with sdpa_kernel(SDPBackend.MATH):
-            if isinstance(attention, Attention):
-                stages = run_attention(read, attention, positions=positions, dtype=x.dtype)
-            else:
-                stages = run_latent_attention(read, attention, positions=positions, dtype=x.dtype)
-        return branch_contribution(stages.projected, wired)
+            return attended(x, attention, wiring.to(x.dtype), x.dtype)[2]
 
     dtype = widest_dtype((*attention.tensors, *wiring.tensors))
     return LayerPart(attend, (wiring,), attention.model_width, dtype)

@@ -71,7 +71,8 @@ def block_layer(given: LayerInput) -> LayerOutcome:
         spectral = spectral_bracket(*block, part=part, request=_spectral_request(given), norms=exact, watch=given.watch)
     if wanted & CONDITION:
         condition = condition_numbers(*block, part=part, request=_spectral_request(given), watch=given.watch)
-    checked = check_block(_few(given.x), given.feed_forward, given.wiring, part=part, seed=request.seed)
+    few = _few(given.x)
+    checked = check_block(few, given.feed_forward, given.wiring, part=part, seed=request.seed)
     redone = torch.zeros(len(given.x), dtype=torch.bool, device=given.x.device)
     for found in (exact, spectral):
         redone = redone if found is None else redone | found.redone
@@ -87,7 +88,7 @@ def block_layer(given: LayerInput) -> LayerOutcome:
         "redone": redone.nonzero().flatten().tolist(),
         "spectral": None if spectral is None else _spectral_proof(spectral, request),
         "condition": None if condition is None else _condition_proof(condition, request),
-        "self_check": _self_check(checked, request.seed),
+        "self_check": self_check(checked, len(few), request.seed),
     }
     vectors: dict[str, Tensor] = {}
     if spectral is not None and spectral.left is not None and spectral.right is not None:
@@ -108,6 +109,7 @@ def norm_layer(rows: Tensor, wiring: Wiring, request: wire.JacobiansRequest) -> 
     if "radial_gain" in wanted:
         columns["radial_gain"] = nested_numbers(lengths(norm_jacobian_along_row(x, wide)) / lengths(x))
     extreme = norm_singular_values(rows, norm)
+    few = _few(rows)
     rounding = ROUNDING * torch.finfo(torch.float64).eps * x.shape[-1] ** 0.5
     if "spectral" in wanted:
         ends = extreme.largest * (1.0 - rounding), extreme.largest * (1.0 + rounding)
@@ -132,7 +134,7 @@ def norm_layer(rows: Tensor, wiring: Wiring, request: wire.JacobiansRequest) -> 
             "accumulation": "float64",
             "cancellation": None,
             "redone": (),
-            "self_check": _self_check(check_norm(_few(rows), norm, seed=request.seed), request.seed),
+            "self_check": self_check(check_norm(few, norm, seed=request.seed), len(few), request.seed),
         }
     )
 
@@ -255,10 +257,11 @@ def _condition_proof(found: ConditionNumbers, request: wire.JacobiansRequest) ->
     )
 
 
-def _self_check(found: FiniteDifferenceCheck, seed: int) -> wire.SelfCheck:
+def self_check(found: FiniteDifferenceCheck, tokens: int, seed: int) -> wire.SelfCheck:
+    """What a comparison with finite differences showed, of so many tokens."""
     return wire.SelfCheck(
         relative_difference=float(found.relative_difference.max()),
-        tokens=len(found.relative_difference),
+        tokens=tokens,
         step=float(found.step.max()),
         seed=seed,
     )

@@ -51,7 +51,7 @@ class Entering:
         compute = dtype or layer_dtype(states, layer)
         x = states.to(compute)
         wiring = layer.attention_wiring.to(compute)
-        _, _, contribution = _attended(x, layer.attention, wiring, compute)
+        _, _, contribution = attended(x, layer.attention, wiring, compute)
         if layer.parallel:
             return cls(x, token_ids, contribution)
         return cls(joined(x, contribution, wiring), token_ids)
@@ -99,7 +99,7 @@ def run_attention_part(
     x, wired = entering.x.to(compute), wiring.to(compute)
     if wired.input_norm is not None:
         check_norm_defined(x, wired.input_norm, field="x")
-    normed, stages, contribution = _attended(x, attention, wired, compute)
+    normed, stages, contribution = attended(x, attention, wired, compute)
     named = _present(
         {
             "x": x,
@@ -208,7 +208,7 @@ def run_whole_layer(
     return Ran(named, wiring, parameters=parameters, hidden_elements=elements, notes=notes)
 
 
-def _attended(
+def attended(
     x: Tensor, attention: Attention | LatentAttention, wiring: Wiring, dtype: torch.dtype
 ) -> tuple[Tensor | None, AttentionStages, Tensor]:
     """What attention reads where that is not x, its stages, and what its branch adds."""

@@ -13,7 +13,13 @@ from glassblock.numerics import norm_statistics as numerics
 from glassblock.numerics.norm_jacobians import norm_jacobian, norm_jacobian_frobenius
 from glassblock.numerics.norms import Norm, check_eps, check_norm_defined, norm_kind_named
 from glassblock.numerics.watching import UNWATCHED, Watch
-from glassblock.operations.inputs import block_input, given_eps, refuse_without_checkpoint, required
+from glassblock.operations.inputs import (
+    block_input,
+    given_eps,
+    refuse_beside_text,
+    refuse_without_checkpoint,
+    required,
+)
 from glassblock.operations.reply import Reply, nested_numbers
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import posted_tensor, require_last_axis
@@ -105,9 +111,7 @@ def _of_checkpoint(
     if ids is None:
         x = block_input(store, checkpoint, request.x, request.sample, tensors, meter=meter, nested_dtype=torch.float32)
     else:
-        given = "x" if request.x is not None or "x" in tensors else "sample" if request.sample is not None else None
-        if given is not None:
-            raise InvalidValue(f"a text and {given} are both given", field=given, hint="give one of them")
+        refuse_beside_text(request, tensors)
         x = norm_reads(store, name, checkpoint, ids, layer=request.layer, role=role, meter=meter)
     if norm.width is not None:
         require_last_axis("x", x, norm.width, f"the width of {role}")

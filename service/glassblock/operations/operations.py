@@ -84,9 +84,11 @@ class Operations:
         self._outputs = outputs or Outputs()
         self._lost = lost
 
-    def content_of(self, operation: str, message: Request, tensors: Tensors, *, form: str) -> Content | None:
+    def content_of(
+        self, operation: str, message: Request, tensors: Tensors, *, form: str, posted: bytes = b""
+    ) -> Content | None:
         """What the answer to a request follows from; see `content`."""
-        return content_of(self._store, operation, message, tensors, form=form)
+        return content_of(self._store, operation, message, tensors, form=form, posted=posted)
 
     def memory(self) -> Memory:
         """How the device's budget is used."""

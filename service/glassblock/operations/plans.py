@@ -18,11 +18,11 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.text_states import HEAD_BYTES, layer_count
 from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
+from glassblock.operations.block_runs import WITHOUT_WEIGHTS
 from glassblock.operations.coupled_jacobians import COUPLED_PARTS
-from glassblock.operations.jacobian_sizes import coupled_cost, depth_cost, jacobian_cost
-from glassblock.operations.jacobians import text_states
+from glassblock.operations.jacobian_inputs import text_states
+from glassblock.operations.jacobian_sizes import coupled_cost, coupled_parts, depth_cost, separate_cost
 from glassblock.operations.layer_costs import (
-    LayerSizes,
     cost_below,
     feed_forward_cost,
     layer_cost,
@@ -30,9 +30,7 @@ from glassblock.operations.layer_costs import (
     sizes_of_layer,
 )
 from glassblock.operations.layer_sizes import (
-    AttentionSize,
     Cost,
-    NetworkSize,
     attention_cost,
     network_size,
 )
@@ -56,8 +54,6 @@ MARGIN = 1.04
 
 SMALL_BYTES = 1 << 16
 """The least that anything takes."""
-
-WITHOUT_WEIGHTS = frozenset({"x", "normed"})
 
 
 class Plan(NamedTuple):
@@ -141,7 +137,7 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
         cost, read = cost._replace(held=cost.held + sizes.attention.held), sizes.attention.read
     elif message.part == "layer":
         cost, read = layer_cost(sizes, entered, item), sizes.read
-    elif message.capture is not None and set(message.capture) <= WITHOUT_WEIGHTS and entered.texts is None:
+    elif message.capture is not None and set(message.capture) <= {*WITHOUT_WEIGHTS} and entered.texts is None:
         cost, read = Cost(sizes.network.held + 2 * rows * width * item, 8 * rows * width, 0), sizes.read
     else:
         cost = feed_forward_cost(sizes, rows, item, recombined=min(rows, 32))
@@ -252,33 +248,6 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
     return _planned(size.read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,)))
 
 
-def _coupled_parts(sizes: LayerSizes, rows: int, item: int, message: JacobiansRequest) -> list[Cost]:
-    """What is differentiated through, its weights counted: as stored, and as they are cast once for all products."""
-    parts: list[Cost] = []
-    if sizes.attention is not None and message.part != "mixture":
-        cost, size = attention_cost(sizes.attention, 1, rows, item), sizes.attention
-        parts.append(cost._replace(held=2 * cost.held + _with_cast(size, item)))
-    if message.part != "attention":
-        networks = [*sizes.always, *([] if sizes.expert is None else sizes.routed * [sizes.expert])]
-        cost = feed_forward_cost(sizes, rows, item, recombined=0)
-        parts.append(cost._replace(held=2 * cost.held + sum(_with_cast(size, item) for size in networks)))
-    return parts
-
-
-def _with_cast(size: NetworkSize | AttentionSize, item: int) -> int:
-    return size.held + (item * size.elements if item != size.item else 0)
-
-
-def _separate_cost(sizes: LayerSizes, rows: int, item: int, message: JacobiansRequest) -> Cost:
-    """The parts that treat every token by itself: each network at the tokens that pass it."""
-    peak = jacobian_cost(sizes.network, rows, item, message)
-    if sizes.expert is None:
-        return peak
-    own = -(-rows * sizes.chosen // max(1, sizes.routed))
-    flops = sizes.routed * jacobian_cost(sizes.expert, own, item, message).flops
-    return peak._replace(flops=flops + sum(jacobian_cost(size, rows, item, message).flops for size in sizes.always))
-
-
 def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shapes) -> Plan:
     checkpoint = store.serving(message.checkpoint)
     checkpoint.require_usable()
@@ -298,9 +267,9 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
     for sizes in every:
         item = max(4, entered.item, sizes.item)
         if coupled:
-            costs.append(coupled_cost(_coupled_parts(sizes, entered.rows, item, message), entered, item, message))
+            costs.append(coupled_cost(coupled_parts(sizes, entered.rows, item, message), entered, item, message))
         else:
-            costs.append(_separate_cost(sizes, entered.rows, item, message))
+            costs.append(separate_cost(sizes, entered.rows, item, message))
     held = entered.rows * entered.width * (entered.item + 4)
     peak = max(cost.bytes for cost in costs)
     flops = max(1, len(placements)) * sum(cost.flops for cost in costs)
@@ -312,12 +281,11 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
         blocks *= 2  # what does not stay on the device is read once more for the chain
     read = blocks + entered.read
     if text_states(message) == "reached":
-        text, through = entered._replace(texts=(1, entered.rows)), max(message.layers) + 1
-        # The coupled parts begin anew for each layer; the others go up once, through attention of the highest.
-        for layers in message.layers if coupled else (through,):
-            below, _ = cost_below(checkpoint, layers, text, None)
-            peak, flops = max(peak, below.bytes), flops + below.flops
-        read = max(read, cost_below(checkpoint, through, text, None)[1] + entered.read)
+        # It goes up once, through all below the highest layer and, for a part of its block, through its attention.
+        text, highest = entered._replace(texts=(1, entered.rows)), max(message.layers)
+        below, _ = cost_below(checkpoint, highest + (not coupled), text, None)
+        peak, flops = max(peak, below.bytes), flops + below.flops
+        read = max(read, cost_below(checkpoint, highest + 1, text, None)[1] + entered.read)
     pinned = store.pinned_bytes(message.checkpoint, message.layers)
     return _planned(read, Cost(peak + held, 0, flops), pinned=pinned)
 

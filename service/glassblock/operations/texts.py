@@ -1,6 +1,7 @@
 """Texts as token ids: as a request gives them, or tokenised with the checkpoint's own tokenizer.json."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ from glassblock.operations.store import CheckpointStore
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 << 20
+_PANIC = "PanicException"
 MAX_TOKENS = 32_768
 """Of all texts of one request."""
 
@@ -143,7 +145,11 @@ def pieces_of(
     except GlassblockError as fault:  # the ids are told all the same
         return None, (f"the tokens' text is not told: {fault.message}",)
     rows = cast("list[list[int]]", token_ids.reshape(-1, token_ids.shape[-1]).tolist())
-    pieces = tuple(tuple(_pieces(tokenizer, row)) for row in rows)
+    try:
+        with _refused_by_the_library("cannot tell the tokens' text"):
+            pieces = tuple(tuple(_pieces(tokenizer, row)) for row in rows)
+    except InvalidValue as fault:
+        return None, (f"the tokens' text is not told: {fault.message}",)
     return (pieces if token_ids.ndim > 1 else pieces[0]), ()
 
 
@@ -179,8 +185,9 @@ def _tokenised(checkpoint: Checkpoint, text: str, roots: Roots) -> list[int]:
             field="text",
             hint=f"put the model's {TOKENIZER} beside its weights, or give token_ids",
         )
-    encoded = _tokenizer_of(checkpoint, roots).encode(text)
-    ids = cast("list[int]", encoded.ids)
+    tokenizer = _tokenizer_of(checkpoint, roots)
+    with _refused_by_the_library("cannot tokenise the text"):
+        ids = cast("list[int]", tokenizer.encode(text).ids)
     if not ids:
         raise InvalidValue("the text has no token", field="text", hint="give a longer text")
     return ids
@@ -202,9 +209,19 @@ def _tokenizer_of(checkpoint: Checkpoint, roots: Roots) -> Any:
 def _tokenizer(raw: bytes) -> Any:
     from tokenizers import Tokenizer  # noqa: PLC0415
 
-    try:
+    with _refused_by_the_library("cannot be read"):
         return Tokenizer.from_buffer(raw)
-    except Exception as error:  # the library raises a bare Exception
+
+
+@contextmanager
+def _refused_by_the_library(what: str) -> Generator[None]:
+    """What the library raises over a file that it does not understand, as an error of ours."""
+    try:
+        yield
+    except BaseException as error:
+        # It raises a bare Exception; and where it gives up, a panic, which its binding makes no Exception of.
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         raise InvalidValue(
-            f"{TOKENIZER} cannot be read: {error}", field="text", file=TOKENIZER, hint="download it again"
+            f"{TOKENIZER} {what}: {error}", field="text", file=TOKENIZER, hint="download it again"
         ) from error

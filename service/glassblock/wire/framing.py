@@ -59,11 +59,6 @@ def frame(key: MessageKey, message: str, tensors: Mapping[str, WireTensor]) -> I
     yield from (tensor.data.cast("B") for tensor in tensors.values() if tensor.data.nbytes)
 
 
-def frame_bytes(chunks: Mapping[str, WireTensor]) -> int:
-    """Bytes of tensor data in a frame, its header not counted."""
-    return sum(tensor.data.nbytes for tensor in chunks.values())
-
-
 def unframe(key: MessageKey, body: memoryview) -> tuple[str, dict[str, WireTensor]]:
     """The message and the tensors of a body, as views into it.
 

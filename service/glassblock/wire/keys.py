@@ -60,6 +60,7 @@ def read_keys(text: str) -> dict[str, Key]:
         InvalidValue: a line is no key, or a name or a key stands twice. The line is named.
     """
     keys: dict[str, Key] = {}
+    names: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -68,9 +69,10 @@ def read_keys(text: str) -> dict[str, Key]:
         if digest is None:
             raise _refused(f"line {number} is not `name scope sha256:digest`")
         key = _key(words[0], words[1], digest[1], where=f"line {number}")
-        if key.digest in keys or any(other.name == key.name for other in keys.values()):
+        if key.digest in keys or key.name in names:
             raise _refused(f"line {number}: {key.name}, or its key, stands twice")
         keys[key.digest] = key
+        names.add(key.name)
     if not keys:
         raise _refused("the file holds no key")
     return keys

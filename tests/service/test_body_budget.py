@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import tracemalloc
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from glassblock.api.bodies import Patience, read_body
-from glassblock.api.body_budget import SMALL_BODY, BodyBudget
+from glassblock.api.body_budget import SMALL_BODY, BodyBudget, object_bytes
 from glassblock.api.settings import MIB, Settings
 from glassblock.errors import GlassblockError, NoRoom, TooLarge
 from glassblock.wire import framing
@@ -176,3 +177,38 @@ def test_bodies_that_come_to_nothing_give_their_room_back(service: Served, fate:
                 wire.sendall(head_of(len(body)) + body.replace(b'layer\\": 0', b'layer\\": 9'))
                 assert raw_answer(wire)[0] == 422
         service.wait_until(lambda: held_of(service) == 0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([float(number) + 0.123456 for number in range(40_000)], id="floats"),
+        pytest.param([[number + 0.5] * 4 for number in range(20_000)], id="rows of four"),
+        pytest.param([1] * 200_000, id="short numbers"),
+        pytest.param([[] for _ in range(100_000)], id="empty lists"),
+        pytest.param([{} for _ in range(100_000)], id="empty objects"),
+        pytest.param({f"key{number}": number for number in range(50_000)}, id="names"),
+    ],
+)
+def test_json_is_counted_as_no_less_than_what_becomes_of_it(values: object) -> None:
+    text = json.dumps({"x": values}, separators=(",", ":")).encode()
+    tracemalloc.start()
+    try:
+        read = json.loads(bytes(text))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read
+    assert peak <= object_bytes(memoryview(text)) <= 5 * peak
+
+
+def test_json_that_would_become_more_than_all_bodies_may_hold_is_refused(service: Served) -> None:
+    body = b'{"checkpoint": "llama", "layer": 0, "x": [' + b"[]," * (MIB // 2) + b"[]]}"  # 1.5 MiB, as objects 58 MiB
+    refused = httpx.post(f"{service.url}/v1/blocks/run", content=body, headers={"Content-Type": "application/json"})
+    assert (refused.status_code, refused.json()["field"]) == (413, "body")
+    assert "safetensors" in refused.json()["hint"]
+    service.wait_until(lambda: held_of(service) == 0)
+    smaller = b'{"checkpoint": "llama", "layer": 0, "x": [' + b"[]," * 50_000 + b"[]]}"
+    answered = httpx.post(f"{service.url}/v1/blocks/run", content=smaller, headers={"Content-Type": "application/json"})
+    assert answered.status_code == 422  # read, and no tensor
+    service.wait_until(lambda: held_of(service) == 0)

@@ -21,8 +21,8 @@ import glassblock
 from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_wanted, wants_job
 from glassblock.api.allocator import trimmed_when_idle
 from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
-from glassblock.api.bodies import JSON, Patience, parse_body, parse_query, read_body, render
-from glassblock.api.body_budget import BodyBudget
+from glassblock.api.bodies import JSON, Patience, media_type_of, parse_body, parse_query, read_body, render
+from glassblock.api.body_budget import SMALL_BODY, BodyBudget, object_bytes
 from glassblock.api.desk import WATCHED_LANES, Desk, sent
 from glassblock.api.doors import Doors, require_scope
 from glassblock.api.envelope import Envelope, visit_of
@@ -40,7 +40,7 @@ from glassblock.operations.operations import Operations
 from glassblock.operations.repairs import Outputs
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.works import WORKS
-from glassblock.wire.endpoints import ENDPOINTS, START_AUDIT, Nothing
+from glassblock.wire.endpoints import ENDPOINTS, START_AUDIT, Endpoint, Nothing
 from glassblock.wire.framing import WireTensor
 
 MAX_MESSAGE_BYTES = 16 * MIB
@@ -146,8 +146,7 @@ def _answer(
     has_message = endpoint.request is not Nothing
     asked_in_query, has_body = has_message and endpoint.method == "GET", has_message and endpoint.method != "GET"
     patience = Patience(settings.body_seconds, settings.silence_seconds)
-    limit = settings.max_body_bytes if endpoint.tensors_in else min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
-    read = partial(read_body, limit=limit, patience=patience, budget=bodies)
+    read = partial(read_body, limit=_body_limit(endpoint, settings), patience=patience, budget=bodies)
 
     def parse(request: HttpRequest, body: memoryview) -> Call:
         message, tensors = (
@@ -174,26 +173,37 @@ def _answer(
         visit_of(request).endpoint = endpoint.name
         require_scope(visit_of(request).caller, endpoint)
         since = anyio.current_time()
-        if as_job is not None and wants_job(request.headers):
-            body = await read(request)
-            response = await desk.ask(as_job, request, lambda: parse(request, body), queue)
-            response.headers["Preference-Applied"] = "respond-async"
-            return response
-        wait = allowed_seconds(request.headers)
         # An endpoint that is asked by its URL alone does not look at a body.
         body = await read(request) if has_body else memoryview(b"")
-        if route.lane == "inline":
-            return sent(work(parse(request, body)))
-        ask = partial(desk.ask, route, request, lambda: parse(request, body), work)
-        if route.lane not in WATCHED_LANES and wait is None:
-            return await ask()
-        left = None if wait is None else since + wait - anyio.current_time()
-        response = await run_while_wanted(request, ask, seconds=left)
-        if wait is not None:
-            response.headers["Preference-Applied"] = f"wait={wait}"
-        return response
+        with bodies.unfolded(await _objects_of(request, body)):
+            if as_job is not None and wants_job(request.headers):
+                response = await desk.ask(as_job, request, partial(parse, request, body), queue)
+                response.headers["Preference-Applied"] = "respond-async"
+                return response
+            wait = allowed_seconds(request.headers)
+            if route.lane == "inline":
+                return sent(work(parse(request, body)))
+            ask = partial(desk.ask, route, request, partial(parse, request, body), work)
+            if route.lane not in WATCHED_LANES and wait is None:
+                return await ask()
+            left = None if wait is None else since + wait - anyio.current_time()
+            response = await run_while_wanted(request, ask, seconds=left)
+            if wait is not None:
+                response.headers["Preference-Applied"] = f"wait={wait}"
+            return response
 
     return partial(_with_answers, respond)
+
+
+def _body_limit(endpoint: Endpoint[Any, Any], settings: Settings) -> int:
+    return settings.max_body_bytes if endpoint.tensors_in else min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
+
+
+async def _objects_of(request: HttpRequest, body: memoryview) -> int:
+    """Bytes of the objects that a body becomes, where it is long and JSON."""
+    if body.nbytes <= SMALL_BODY or media_type_of(request.headers) != JSON:
+        return 0
+    return await anyio.to_thread.run_sync(object_bytes, body)
 
 
 async def _with_answers(respond: Callable[[HttpRequest], Awaitable[Response]], request: HttpRequest) -> Response:

@@ -146,7 +146,7 @@ def parse_body(
         InvalidValue: what arrived is not what its type says; the field is named.
     """
     tensors: dict[str, framing.WireTensor] = {}
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = media_type_of(headers)
     text: bytes | str = b""
     if media_type == framing.MEDIA_TYPE and endpoint.tensors_in:
         text, tensors = framing.unframe("request", body)
@@ -172,6 +172,11 @@ def parse_body(
         return endpoint.request.model_validate(value), tensors
     except ValidationError as fault:
         raise invalid_value(fault, endpoint.request) from fault
+
+
+def media_type_of(headers: Headers) -> str:
+    """Of a body, without parameters, in lower case; empty where none is said."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def parse_query(endpoint: Endpoint[RequestT, AnswerT], query: QueryParams) -> RequestT:

@@ -90,6 +90,7 @@ def main() -> None:
 
     mutator = Mutator(seeds, target.frame, target.join, _of_bytes)
     arguments = [f"-seed={seed}", f"-max_len={LONGEST}", "-len_control=0", f"-timeout={int(LONGEST_SECONDS)}"]
+    arguments.append("-mutate_depth=1")  # the mutator changes several places by itself
     atheris.Setup([sys.argv[0], *arguments, "-rss_limit_mb=0", str(corpus)], one, custom_mutator=mutator)
     atheris.Fuzz()
 

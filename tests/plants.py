@@ -601,6 +601,14 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             against={"rms_norm_eps": 1e-5, "hidden_act": "gelu"},
             certainty="conflict",
         ),
+        Plant(
+            "legacy",
+            edit_json("config.json", hidden_act="gelu"),
+            ('config.json: hidden_act is "gelu"', "takes for gelu_pytorch_tanh", "differ by 0.00047 at most"),
+            family="gemma",
+            level="warning",
+            certainty="conflict",
+        ),
     ),
     "config/dtype-conflict": (
         Plant(

@@ -174,7 +174,7 @@ class Landing:
     def __init__(self, headers: httpx.Headers) -> None:
         length = headers.get("Content-Length", "")
         known = length.isascii() and length.isdigit() and "Content-Encoding" not in headers
-        self._announced = int(length) if known else None
+        self._announced = int(length[:20]) if known else None  # of more digits there is no memory either way
         self._buffer = _room(self._announced or 0)
         self._filled = 0
 

@@ -532,6 +532,28 @@ def test_large_gains_of_one_plus_w_beside_small_ones(tmp_path: Path) -> None:
     assert edited("gemma3", tmp_path, enlarge).findings == ()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"hidden_act": "gelu_pytorch_tanh"},
+        {"hidden_act": "gelu_new"},
+        # The newer key says what the older one means.
+        {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
+        {"hidden_act": None},
+    ],
+    ids=str,
+)
+def test_the_first_gemmas_activation_where_every_engine_reads_the_same(said: dict[str, str], tmp_path: Path) -> None:
+    healthy_checkpoint("gemma", tmp_path)
+    edit_json("config.json", **said)(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_exact_gelu_where_the_family_takes_it_at_its_word(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"hidden_act": "gelu"})
+    assert audited(tmp_path).findings == ()
+
+
 def test_an_activation_under_two_names(tmp_path: Path) -> None:
     healthy_checkpoint("gemma3", tmp_path)
     edit_json("config.json", hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_tanh")(tmp_path)

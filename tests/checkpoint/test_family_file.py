@@ -15,6 +15,7 @@ from glassblock.checkpoint.layers import layer_tensors, shape_faults
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.errors import GlassblockError, InvalidValue, UnknownFamily
 from makers import tiny_checkpoint
+from safetensors.torch import load_file, save_file
 
 NORMS = [
     {"role": "ffn_in", "template": "ln_2", "kind": "rms_llama", "eps": {"keys": ["eps"], "default": 1e-5}},
@@ -256,6 +257,62 @@ def test_a_given_row_opens_a_checkpoint_and_is_named(tmp_path: Path) -> None:
     assert shape_faults(checkpoint) == ()
     assert layer_tensors(checkpoint, 1).dense is not None
     assert "The family mine was asked for, not read from a config." in checkpoint.notes
+
+
+def test_sizes_are_changed_one_by_one() -> None:
+    row, llama = parse_family_row({"like": "llama", "sizes": {"hidden": {"keys": ["dim"]}}}), ARCHITECTURES["llama"]
+    assert row.sizes["hidden"] == replace(llama.sizes["hidden"], keys=("dim",))
+    assert {name: size for name, size in row.sizes.items() if name != "hidden"} == {
+        name: size for name, size in llama.sizes.items() if name != "hidden"
+    }
+    # Of free keys, as parameters are, nothing of the other family is left.
+    with pytest.raises(InvalidValue, match="does not give what swiglu_oai needs"):
+        parse_family_row({"like": "gpt_oss", "mixture": {"experts": {"gating_parameters": {"limit": 1.0}}}})
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "name"),
+    [
+        (
+            {"feed_forward": {"gate": {"weight": "mlp.w1.weight", "bias": "mlp.w1.bias"}}},
+            "feed_forward.gate.weight",
+            "model.layers.1.mlp.w1.weight",
+        ),
+        ({"attention": {"query": {"weight": "q.weight", "bias": "q.bias"}}}, "attention.query.weight", "q.weight"),
+        ({"norms": NORMS[:1] + NORMS[1:]}, "norms[0].template", "ln_2.weight"),
+        ({"embedding": "wte.weight"}, "embedding", "model.wte.weight"),
+    ],
+    ids=["network", "attention", "norm", "embedding"],
+)
+def test_a_name_that_is_not_there_is_told_with_the_field_that_says_it(
+    change: dict[str, Any], field: str, name: str, tmp_path: Path
+) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    faults = shape_faults(
+        open_checkpoint(tmp_path, family=parse_family_row({"like": "llama", "name": "mine"} | change))
+    )
+    told = [fault.hint for fault in faults if fault.tensor.endswith(name)]
+    assert told
+    assert all(
+        hint.startswith(f"Look at {field} of the row that was given (family_row, --family-file)") for hint in told
+    )
+
+
+def test_of_a_row_of_the_table_the_file_is_what_is_wrong(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.gate_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    for family in (None, "llama"):
+        (fault,) = shape_faults(open_checkpoint(tmp_path, family=family))
+        assert fault.hint == "Convert or download the checkpoint again."
+
+
+def test_a_row_none_of_whose_names_is_there_is_what_to_look_at(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    row = parse_family_row({"like": "llama", "name": "mine", "layer": "blocks.{i}."})
+    fault = open_checkpoint(tmp_path, family=row).family_fault
+    assert fault.hint == "Look at trunks, layer and the names in the row that was given (family_row, --family-file)."
 
 
 def test_a_variant_of_the_config_is_applied(tmp_path: Path) -> None:

@@ -476,6 +476,20 @@ def test_rotary_parameters_that_cannot_be_are_told(llama: Path, config: dict[str
     assert getattr(told.value, "file", None) == "config.json"
 
 
+@pytest.mark.parametrize(("share", "turned"), [(0.25, 3), (0.1, 1), (0.05, 0)])
+def test_a_share_that_leaves_an_odd_channel_is_refused_with_what_engines_make_of_it(
+    share: float, turned: int, tmp_path: Path
+) -> None:
+    tiny_checkpoint("gpt_neox", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"rotary_pct": share, "hidden_size": 48, "num_attention_heads": 4}
+    path.write_text(json.dumps(config))
+    with pytest.raises(FamilyMismatch, match=f"of a head of 12 channels: {turned} of them would turn") as told:
+        load_layer(open_checkpoint(tmp_path), 0, "cpu", ReadMeter())
+    assert ("transformers turns one more" in told.value.message) == bool(turned)
+
+
 def test_old_and_new_spellings_of_rotary_parameters_are_one(llama: Path) -> None:
     form = FORMS["llama3"]
     new = logits_of(rewritten(llama, lambda _: None, rope_parameters={"rope_theta": 777.0, **form}))

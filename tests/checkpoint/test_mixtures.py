@@ -16,8 +16,10 @@ from glassblock.checkpoint.architectures import BY_MODEL_TYPE
 from glassblock.checkpoint.families import hybrids, latent_mixtures, mixtures, stacked_mixtures
 from glassblock.checkpoint.fitting import Sizes
 from glassblock.checkpoint.layers import (
+    NetworkTensors,
     embedding_rows,
     eps_sources,
+    feed_forward_of,
     layer_tensors,
     load_feed_forward,
     load_norm,
@@ -31,7 +33,9 @@ from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.wanted_tensors import MAX_ABSENT_EXPERTS, wanted_in_layer
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.block import apply_sublayer, run_block
+from glassblock.numerics.feed_forward import FeedForward
 from makers import Tiny, tiny_checkpoint
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from checkpoint.tiny_models import BASE, MIXTURES, shaken
@@ -64,9 +68,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp(model_type)
     model.save_pretrained(directory)
     checkpoint = open_checkpoint(directory)
-    # What cannot run as a block can still be loaded in its parts, and these are held against the model here.
-    runnable = None if checkpoint.family is None else replace(checkpoint.family, not_run=None)
-    return Built(model_type, model, replace(checkpoint, family=runnable))
+    return Built(model_type, model, checkpoint)
 
 
 def build(name: str) -> Any:
@@ -109,11 +111,7 @@ def test_every_tensor_of_a_network_belongs_to_the_row(built: Built) -> None:
 
 
 UNREAD: dict[str, set[str]] = {
-    # A second dense network and its norms, which the row names as not looked at.
     "longcat_flash": {
-        "input_layernorm.1.weight",
-        "post_attention_layernorm.1.weight",
-        *(f"mlps.1.{part}_proj.weight" for part in ("gate", "up", "down")),
         # Of experts that return their input: a model that was never trained has numbers there, which nothing uses.
         *(f"mlp.experts.{expert}.{part}_proj.weight" for expert in (4, 5) for part in ("gate", "up")),
     },
@@ -134,7 +132,7 @@ def test_every_expert_is_the_models(built: Built) -> None:
         module = built.layers[layer]
         for network in layer_tensors(built.checkpoint, layer).networks:
             generator = torch.Generator().manual_seed(layer)
-            loaded = load_feed_forward(built.checkpoint, layer, "cpu", ReadMeter(), expert=network.expert)
+            loaded = _loaded(built, layer, network, ReadMeter())
             x = torch.randn(7, loaded.model_width, generator=generator)
             ours = apply_sublayer(x, loaded)
             with torch.no_grad():
@@ -145,12 +143,23 @@ def test_every_expert_is_the_models(built: Built) -> None:
     assert compared > 2
 
 
+def _loaded(built: Built, layer: int, network: NetworkTensors, meter: ReadMeter) -> FeedForward:
+    """The network through the service's path; a dense one of blocks that are not run, which that refuses, by itself."""
+    reason = row_at(built.checkpoint, layer).not_run
+    if network.expert is None and reason is not None:
+        with pytest.raises(FamilyMismatch, match="are not run here") as refused:
+            load_feed_forward(built.checkpoint, layer, "cpu", ReadMeter())
+        assert reason in refused.value.message
+        return feed_forward_of(built.checkpoint, layer_tensors(built.checkpoint, layer), "cpu", meter)
+    return load_feed_forward(built.checkpoint, layer, "cpu", meter, expert=network.expert)
+
+
 def test_an_expert_reads_its_own_bytes_alone(built: Built) -> None:
     for layer in built.checkpoint.layer_indices:
         tensors = layer_tensors(built.checkpoint, layer)
         for network in tensors.networks:
             meter = ReadMeter()
-            load_feed_forward(built.checkpoint, layer, "cpu", meter, expert=network.expert)
+            _loaded(built, layer, network, meter)
             hidden = tensors.norms.get("ffn_hidden")
             assert hidden is None
             assert meter.bytes == sum(entry.bytes for entry in (*network.weights.values(), *network.biases.values()))
@@ -220,6 +229,43 @@ def test_what_is_not_run_says_why(tmp_path: Path) -> None:
     assert shape_faults(checkpoint) == ()
     with pytest.raises(FamilyMismatch, match="residual stream is taken after the norm"):
         load_wiring(checkpoint, 0, "cpu", ReadMeter())
+
+
+def test_the_second_dense_network_stands_behind_its_own_norm_and_the_layer_is_not_run(tmp_path: Path) -> None:
+    model = shaken(build("longcat_flash"))
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(FamilyMismatch, match="a layer has two attentions and two dense networks"):
+        load_wiring(checkpoint, 0, "cpu", ReadMeter())
+    layer = model.model.layers[0]
+    x = torch.randn(5, 48, generator=torch.Generator().manual_seed(5))
+    for expert, norm, network in (
+        ("shared", layer.post_attention_layernorm[1], layer.mlps[1]),
+        (0, layer.post_attention_layernorm[0], lambda x: reference("longcat_flash", layer, 0, x)),
+    ):
+        wiring = load_wiring(checkpoint, 0, "cpu", ReadMeter(), expert=expert)
+        stages = run_block(x, load_feed_forward(checkpoint, 0, "cpu", ReadMeter(), expert=expert), wiring, until="down")
+        with torch.no_grad():
+            theirs = network(norm(x))
+        assert (stages.down - theirs).abs().max() / theirs.abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "mlps.1.gate_proj.weight",
+        "mlps.1.down_proj.weight",
+        "input_layernorm.1.weight",
+        "post_attention_layernorm.1.weight",
+    ],
+)
+def test_a_tensor_of_the_second_dense_network_that_is_absent_is_told(gone: str, tmp_path: Path) -> None:
+    build("longcat_flash").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"model.layers.0.{gone}"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (fault,) = shape_faults(open_checkpoint(tmp_path))
+    assert fault.tensor == f"model.layers.0.{gone}"
 
 
 @pytest.mark.parametrize("name", ["minimax", "deepseek_v4", "gemma4_text"])
@@ -356,7 +402,7 @@ def reference(model_type: str, layer: nn.Module, expert: int | str | None, x: Te
     if model_type == "longcat_flash":
         module = layer.mlp
     if expert == "shared":
-        return _shared(layer, module)(x)
+        return (layer.mlps[1] if model_type == "longcat_flash" else _shared(layer, module))(x)
     return _routed(model_type, module, int(expert), x)
 
 

@@ -73,7 +73,7 @@ def config_of(directory: Path, values: Any) -> Path:
         ({"architectures": ["MambaForCausalLM"]}, "has no model_type"),
         ({"architectures": "LlamaForCausalLM"}, "has no model_type"),
         ({"model_type": "llama", "architectures": ["Qwen2ForCausalLM"]}, "contradicts itself"),
-        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "no known family"),
+        ({"model_type": "llava", "text_config": {"model_type": "mamba"}}, "no known family"),
     ],
 )
 def test_an_unknown_family_is_refused_with_the_list(llama: Path, values: Any, words: str) -> None:

@@ -53,7 +53,7 @@ TOLERANCE = 2e-6
 CASES = tuple(cases(BY_MODEL_TYPE, transformers.CONFIG_MAPPING))
 # Files that hold more than their rows list, or whose kinds of layers or way of storing experts only the config tells.
 NOT_TOLD_BY_NAME = frozenset(
-    {"deepseek_v4", "gemma3n_text", "gemma4", "gemma4_text", "longcat_flash", "minimax", "nemotron_h", "olmo_hybrid"}
+    {"deepseek_v4", "gemma4", "gemma4_text", "longcat_flash", "minimax", "nemotron_h", "olmo_hybrid"}
     | {"qwen3_vl_moe", "qwen3_vl_moe_text"}
 )
 FFN_ROLES = frozenset({"ffn_in", "ffn_out", "resid_ffn"})

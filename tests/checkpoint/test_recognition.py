@@ -97,20 +97,25 @@ def test_attention_speaks_for_and_against(
     assert not found["olmo"].fits
 
 
-def test_a_wrapper_whose_part_is_known_says_how_to_read_that(tmp_path: Path) -> None:
-    save_file(
-        {f"language_model.{name}": tensor for name, tensor in tiny_tensors().items()}, tmp_path / "model.safetensors"
-    )
+def test_a_wrapper_whose_part_is_known_is_read_where_the_names_are_that_familys(tmp_path: Path) -> None:
+    tensors = tiny_tensors()
+    save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     inner = {"model_type": "qwen2", "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 2}
     config = {"model_type": "unheard-of", "text_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.require_usable().name == "qwen2"
+    assert (checkpoint.part.key, checkpoint.part.model_type) == ("text_config", "qwen2")
+    config["text_config"] = inner | {"model_type": "unknown too"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "text_config" not in open_checkpoint(tmp_path).family_fault.hint
+    # Under names that no row has, it is told how that part would be read, and not read.
+    save_file({f"speech.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    config["text_config"] = inner
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownFamily) as refused:
         open_checkpoint(tmp_path).require_usable()
     assert 'Its text_config says model_type "qwen2": --family qwen2 reads that part.' in refused.value.hint
-    assert open_checkpoint(tmp_path, family="qwen2").require_usable().name == "qwen2"
-    config["text_config"] = inner | {"model_type": "unknown too"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "text_config" not in open_checkpoint(tmp_path).family_fault.hint
 
 
 def test_a_shape_that_contradicts_itself_fits_no_family(tmp_path: Path) -> None:

@@ -236,6 +236,7 @@ AGAINST = {
     "an array": (b"[]", "is not a JSON object"),
     "binary": (b"\xff\xfe\x00", "is not JSON"),
     "too deep": (b'{"a":' * 100_000, "is not JSON"),
+    "a key twice": (b'{"a": {"b": 1, "c": 2, "b": 3}}', 'has the key "b" twice in one object'),
     "half a pair": (b'{"a": "\\ud800"}', "surrogates not allowed"),
     "too large": (b'{"a": "' + b"x" * (16 * 1024 * 1024) + b'"}', "larger than"),
 }
@@ -250,6 +251,14 @@ def test_a_config_that_is_none_is_refused(checkpoint: Path, tmp_path: Path, name
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: --against: {other} ")
     assert told in result.stderr
+
+
+def test_a_row_with_a_key_twice_is_refused(checkpoint: Path, tmp_path: Path):
+    row = tmp_path / "mine.json"
+    row.write_text('{"like": "llama", "norms": [{"role": "ffn_in", "role": "final"}]}')
+    result = invoke(FakeService({}), "audit", checkpoint, "--family-file", row)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f'error: --family-file: {row} has the key "role" twice in one object')
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {

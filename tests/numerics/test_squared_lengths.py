@@ -38,3 +38,11 @@ def test_what_overflows_is_infinite_and_what_is_no_number_stays_none() -> None:
     assert row_squares(numbers)[2].isnan()
     assert column_squares(numbers)[0].isnan()
     assert column_squares(numbers)[1] == 5.0
+
+
+@pytest.mark.parametrize("rows", [31, 32, 33, 576, 65_537])
+def test_columns_of_equal_numbers_are_as_exact_however_many_there_are(rows: int) -> None:
+    numbers = torch.full((rows, 3), 0.1)
+    exact = numbers.double().square().sum(0)
+    # A sum of 32 rounded squares, and one rounding of all such sums: 33 eps at most, relative.
+    torch.testing.assert_close(column_squares(numbers).double(), exact, rtol=33 * 2.0**-24, atol=0.0)

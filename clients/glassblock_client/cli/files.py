@@ -21,7 +21,7 @@ def read_json_object(path: Path, *, option: str) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        InvalidValue: no such file, no JSON, no object, or over 16 MiB.
+        InvalidValue: no such file, no JSON, a key that stands twice in one object, no object, or over 16 MiB.
     """
     if not path.exists():
         raise _refused(option, path, "does not exist")
@@ -32,14 +32,32 @@ def read_json_object(path: Path, *, option: str) -> dict[str, Any]:
     if len(text) > JSON_LIMIT_BYTES:
         raise _refused(option, path, f"is larger than {JSON_LIMIT_BYTES:,} bytes, which no config is")
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, object_pairs_hook=_each_once)
         if b"\\u" in text:  # half a surrogate pair is read, and could not be written again
             json.dumps(value, ensure_ascii=False).encode()
+    except _TwiceError as fault:
+        raise _refused(option, path, f"has the key {json.dumps(fault.key[:80])} twice in one object") from None
     except (ValueError, RecursionError) as fault:
         raise _refused(option, path, f"is not JSON: {fault}") from fault
     if not isinstance(value, dict):
         raise _refused(option, path, "is not a JSON object")
     return cast("dict[str, Any]", value)
+
+
+class _TwiceError(ValueError):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys are all different: of two alike, the parser alone would take the last without a word."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _TwiceError(key)
+        found[key] = value
+    return found
 
 
 def config_in(path: Path) -> Path:

@@ -17,7 +17,7 @@ from anyio.from_thread import BlockingPortal
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from glassblock.api.allocator import share_arena
+from glassblock.api.allocator import settle_objects, share_arena
 from glassblock.api.answers import invalid_value
 from glassblock.api.app import create_app, root_trouble
 from glassblock.api.connections import BACKLOG, BoundedProtocol, Crowd, room_for
@@ -149,6 +149,7 @@ def serve(**given: Any) -> None:
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
     )
+    settle_objects()
     _Server(config, settings).run(sockets=listeners)
 
 

@@ -1,12 +1,17 @@
-"""An activation that the config states under a key that the family's code does not read, or by a name nobody knows."""
+"""An activation that the config states for some engines and not for others, or by a name nobody knows.
+
+It may stand under a key that the family's code does not read, or by a word that the family's code takes otherwise.
+"""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from glassblock.audit.against import activation_difference
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
 from glassblock.checkpoint.config import find
-from glassblock.checkpoint.settings import text_of
+from glassblock.checkpoint.family import Setting
+from glassblock.checkpoint.settings import Sourced, text_of
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import DamagedCheckpoint
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, LEARNED_ACTIVATIONS
@@ -26,6 +31,7 @@ def unread_activation(evidence: Evidence) -> Iterator[Outcome]:
     except DamagedCheckpoint:
         return  # the config's own fault says why
     yield Checked()
+    yield from _taken_otherwise(evidence, setting, ours)
     for key in _KEYS:
         stated = None if key in setting.keys else find(config, row, (key,))
         if stated is None or not isinstance(stated.value, str) or _formula(stated.value) == _formula(ours.value):
@@ -39,6 +45,33 @@ def unread_activation(evidence: Evidence) -> Iterator[Outcome]:
             level="warning",
             certainty="conflict",
         )
+
+
+def _taken_otherwise(evidence: Evidence, setting: Setting[str], ours: Sourced[str]) -> Iterator[Outcome]:
+    """A word that the family's own code takes for another activation: engines that take it literally differ.
+
+    It is settled by another key that says what is meant.
+    """
+    row, config = evidence.family, evidence.checkpoint.config
+    found = None if config is None else find(config, row, setting.keys)
+    if config is None or found is None or not isinstance(found.value, str):
+        return
+    others = (find(config, row, (key,)) for key in _KEYS if key not in setting.keys)
+    said = {_formula(other.value) for other in others if other is not None and isinstance(other.value, str)}
+    meant = _formula(ours.value)
+    if _formula(found.value) == meant or meant in said:
+        return
+    most = activation_difference(found.value, ours.value)
+    apart = "" if most is None else f"; the two differ by {most:.2g} at most"
+    yield Found(
+        f"{ours.source} is {shown(found.value)}, which this family's own code takes for {ours.value} and another "
+        f"engine may take literally{apart}",
+        file=config.path.name,
+        evidence={"declared": found.value, "source": ours.source, "meant": ours.value, "largest_difference": most},
+        fix=Fix(action="correct-config", description=f"Say {ours.value} under {found.key}."),
+        level="warning",
+        certainty="conflict",
+    )
 
 
 def unknown_activation(evidence: Evidence) -> Iterator[Outcome]:

@@ -119,7 +119,7 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         detection="The activation and the clamp of the config are held against another engine's, through the table of "
         "aliases; a key that is absent from a whole config is its default. The largest difference of the two is told. "
         "Another key of the config itself that says otherwise, and that only other engines read, is a warning; so is a "
-        "name that is no known activation.",
+        "name that the family's own code takes for another activation, and one that is no known activation.",
         fooled_by="An engine that applies another activation than its config says.",
         report="https://github.com/sgl-project/sglang/pull/39920",
         needs=("family",),

@@ -11,7 +11,11 @@ from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import declared_flags
 from glassblock.checkpoint.layers import LayerFault, head_entry
+from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_name
+from glassblock.checkpoint.recognition import PartWithin
 from glassblock.checkpoint.settings import tied_of
+from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.wrappers import wrapped_names
 from glassblock.errors import DamagedCheckpoint
 from glassblock.wire.audits import Fix, Skipped, Undecidable
@@ -75,6 +79,8 @@ def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
     if fault is None:
         known = checkpoint.family is not None
         yield Checked() if known else Skipped(reason="config.json cannot be read, which is a finding of its own")
+        if checkpoint.part is not None:
+            yield Skipped(reason=_beside_the_part(checkpoint, checkpoint.part))
         return
     names = sorted(checkpoint.entries)
     named: dict[str, Any] = {}
@@ -88,6 +94,27 @@ def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
         file=fault.file.name,
         evidence={**named, "known": list(ARCHITECTURES), "first_tensors": names[:5]},
         fix=Fix(action="name-family" if wrapped is None else "unwrap-names", description=fault.hint),
+    )
+
+
+def _beside_the_part(checkpoint: Checkpoint, part: PartWithin) -> str:
+    """What was not looked at around the language model of a larger model that no row describes."""
+    row, trunk = checkpoint.require_usable(), checkpoint.trunk
+    prefix = "" if trunk is None else trunk.prefix
+    own = {
+        name.partition(".")[0] for name in (row.layer, row.embedding, *(norm.template for norm in row.norms)) if name
+    }
+    outer = {embedding_name(checkpoint), None if trunk is None else trunk.head}
+
+    def is_beside(name: str) -> bool:
+        within = name.startswith(prefix) and (bool(prefix) or name.partition(".")[0] in own)
+        return not within and name not in outer
+
+    beside = sorted(filter(is_beside, checkpoint.entries))
+    told = f": {len(beside)} tensors, such as {beside[0]}, were looked at for their numbers alone" if beside else ""
+    return (
+        f"no row describes the whole; its {part.key} says model_type {shown(part.model_type)}, and that part was "
+        f"looked at as the family {row.name}. What lies beside it was not held against any family{told}"
     )
 
 
@@ -197,7 +224,8 @@ CONFIG_RULES: tuple[Rule, ...] = (
         "proved",
         what="The config names no family of the table, contradicts itself, or its family has other tensor names.",
         hurts="A wrong family drops tensors without a word. Rules that need one are skipped.",
-        detection="The model_type and architectures are looked up, and the family's names compared with the file's.",
+        detection="The model_type and architectures are looked up, and the family's names compared with the file's. Of "
+        "a larger model that no row describes, the language model is read that its config declares within.",
         fooled_by="Families that share every name.",
         report="https://github.com/vllm-project/vllm/pull/39666",
         needs=(),

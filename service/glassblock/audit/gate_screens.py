@@ -62,6 +62,7 @@ class GateScreens:
         self._device = device
         self._plans = tuple(plans)
         self._waiting: list[tuple[GatePlan, NetworkSketch]] = []
+        self._waiting_bytes = 0
         for plan in self._plans:
             self._open[plan.layer] += isinstance(plan.network.expert, int)
 
@@ -100,11 +101,13 @@ class GateScreens:
                 if not self._open[plan.layer]:
                     self._layer_closed(plan.layer)
         self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _closing(self, plan: GatePlan) -> Callable[[NetworkSketch], None]:
         def closed(sketch: NetworkSketch) -> None:
             self._waiting.append((plan, sketch))
-            if len(self._waiting) * sketch.bytes > _WAITING_BYTES:
+            self._waiting_bytes += sketch.bytes
+            if self._waiting_bytes > _WAITING_BYTES:
                 self.settle()
 
         return closed

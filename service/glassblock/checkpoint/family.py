@@ -74,10 +74,15 @@ Role = Literal[
     "experts_in",
     "experts_out",
     "dense_out",
+    "shared_attn_in",
+    "shared_in",
+    "layer_input",
 ]
 """Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer,
 on queries, on keys, on their compressed forms, in front of the projection back to the model's width, on embedding rows;
-where a dense network and a mixture run side by side, on what experts read and return, and on what the network returns.
+where a dense network and a mixture run side by side, on what experts read and return, and on what the network returns;
+where the shared network reads the stream further on, on what it and the attention in front of it read; on what an
+input of each layer's own adds after both branches.
 """
 
 

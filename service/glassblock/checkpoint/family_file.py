@@ -3,7 +3,7 @@
 The data have the shape of the row's own dataclasses, fields by their names. Three things are shorter or need a name:
 
 - `"like": "llama"` begins with a family of the table, and the data list only the differences. A network, a mixture
-  or another part that both have is changed field by field; lists are replaced whole.
+  or another part that both have is changed field by field, `sizes` size by size; lists are replaced whole.
 - A condition is an object with its kind under `if`: `{"if": "from-layer", "first": {"keys": ["first_k_dense"],
   "default": 1}}`.
 - A setting may be its default alone: `"activation": "silu"` says that no config declares it.
@@ -117,17 +117,17 @@ def _value(kind: object, data: object, field: str, base: object = None) -> objec
         bound = dict(zip(_parameters(origin), arguments, strict=False))
         return _dataclass(cast("type", origin or kind), data, field, base, bound)
     if origin is not None:
-        return _composed(origin, arguments, data, field)
+        return _composed(origin, arguments, data, field, base)
     return data if kind is Any else _scalar(cast("type", kind), data, field)
 
 
-def _composed(origin: object, arguments: tuple[object, ...], data: object, field: str) -> object:
+def _composed(origin: object, arguments: tuple[object, ...], data: object, field: str, base: object) -> object:
     """A word out of several, a list, or an object with free keys."""
     if origin is Literal:
         if data not in arguments or isinstance(data, bool):
             refuse(field, f"is {said(data)}", "Use one of the known words.", known=tuple(map(str, arguments)))
         return data
-    return (_tuple if origin is tuple else _mapping)(arguments, data, field)
+    return _tuple(arguments, data, field) if origin is tuple else _mapping(arguments, data, field, base)
 
 
 def _dataclass(
@@ -239,16 +239,19 @@ def _tuple(arguments: tuple[object, ...], data: object, field: str) -> tuple[obj
     return tuple(_value(kind, item, f"{field}[{place}]") for place, (kind, item) in pairs)
 
 
-def _mapping(arguments: tuple[object, ...], data: object, field: str) -> Mapping[object, object]:
+def _mapping(arguments: tuple[object, ...], data: object, field: str, base: object = None) -> Mapping[object, object]:
+    """An object with free keys; one whose keys are a closed set of words, as sizes are, changes those of the base."""
     if not isinstance(data, Mapping):
         refuse(field, f"is {said(data)}", "Give an object.")
     key_kind, value_kind = arguments
-    found: dict[object, object] = {}
+    own = cast("Mapping[object, object]", base if isinstance(base, Mapping) else {})
+    found: dict[object, object] = dict(own) if get_origin(key_kind) is Literal else {}
     for key, value in cast("Mapping[str, object]", data).items():
         place = f"{field}.{str(key)[:80]}"
         # JSON's keys are texts: a flag's two meanings are written as "true" and "false".
         word = {"true": True, "false": False}.get(key, key) if bool in get_args(key_kind) else key
-        found[word if isinstance(word, bool) else _value(key_kind, word, place)] = _value(value_kind, value, place)
+        known = word if isinstance(word, bool) else _value(key_kind, word, place)
+        found[known] = _value(value_kind, value, place, found.get(known))
     return MappingProxyType(found)
 
 

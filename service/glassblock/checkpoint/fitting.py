@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.family import Architecture, Size
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.row_fields import field_naming, is_given
 from glassblock.checkpoint.settings import Sourced, size_of
 from glassblock.checkpoint.storage import StorageFault
 from glassblock.checkpoint.stored_entries import StoredEntry, weight_entry
@@ -280,7 +281,18 @@ def _missing(checkpoint: Checkpoint, item: Wanted, layer: int | None) -> LayerFa
     kind = "final-missing" if item.place == "final" else kinds.get(item.kind, "missing-tensor")
     name = row_of(checkpoint).name
     message = f"{item.name} is missing: the family {name} has it"
-    return LayerFault(kind, layer, item.name, checkpoint.path, message, "Convert or download the checkpoint again.")
+    return LayerFault(kind, layer, item.name, checkpoint.path, message, _missing_hint(checkpoint, item))
+
+
+def _missing_hint(checkpoint: Checkpoint, item: Wanted) -> str:
+    """What to do about a tensor that is absent: of a row of somebody's own, the row may be what is wrong."""
+    again = "Convert or download the checkpoint again."
+    row = checkpoint.contents.asked
+    if row is None or not is_given(row):
+        return again
+    field = field_naming(row, item.name)
+    where = "" if field is None else f"{field} of "
+    return f"Look at {where}the row that was given (family_row, --family-file): it names this tensor. Or else: {again}"
 
 
 def _shape_hint(found: list[int], expected: list[int]) -> str:

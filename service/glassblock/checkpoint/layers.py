@@ -181,7 +181,8 @@ def load_wiring(
         )
     if tensors.row.not_run is None:
         return wiring_of(checkpoint, tensors, device, meter)
-    norm = tensors.norms.get("experts_in") or tensors.norms.get("ffn_in")
+    own = "shared_in" if expert == "shared" else "experts_in"
+    norm = tensors.norms.get(own) or tensors.norms.get("experts_in") or tensors.norms.get("ffn_in")
     if norm is None:
         runnable(checkpoint, layer)
         raise FamilyMismatch(f"the family {tensors.row.name} names no norm in front of its experts")

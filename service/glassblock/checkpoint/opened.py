@@ -18,16 +18,19 @@ from glassblock.checkpoint.family import Architecture, Trunk
 from glassblock.checkpoint.files import leads_nowhere
 from glassblock.checkpoint.index import Index, IndexFault, is_plain_name, read_index
 from glassblock.checkpoint.recognition import (
+    PartWithin,
     by_params,
     family_named,
     find_trunk,
     no_trunk,
+    part_within,
     recognise,
     with_fitting,
 )
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
 from glassblock.checkpoint.shard_names import is_shard
+from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.variants import row_for
 from glassblock.checkpoint.weight_sets import SINGLE_NAME, WEIGHTS_SUFFIX, in_use, join_entries, weight_set_faults
 from glassblock.checkpoint.wrappers import with_wrappers
@@ -106,6 +109,7 @@ class Checkpoint:
         layer_indices: The layers of which the tensors show something, in order.
         notes: What was taken for granted while opening, in sentences.
         contents: What all this was told from.
+        part: The part of a larger model that `family` describes, where the config names no family for the whole.
     """
 
     path: Path
@@ -122,6 +126,7 @@ class Checkpoint:
     layer_indices: tuple[int, ...]
     notes: tuple[str, ...]
     contents: Contents
+    part: PartWithin | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -306,9 +311,11 @@ def assemble(contents: Contents) -> Checkpoint:
     used = in_use(somewhere or containers, index)
     beside = {name: container for name, container in containers.items() if name not in used}
     entries, duplicates = join_entries(used, index)
-    row, family_fault = contents.asked, None
+    row, family_fault, part = contents.asked, None, None
     if row is None and contents.config_fault is None:
         row, family_fault = recognise(config, directory)
+        part = None if row is not None else _part_there(config, entries)
+        row, family_fault = (row, family_fault) if part is None else (part.row, None)
     all_listed = bool(used) and all(container.listed for container in used.values())
     if family_fault is not None and all_listed:
         fitted = with_fitting(family_fault, entries)
@@ -336,9 +343,18 @@ def assemble(contents: Contents) -> Checkpoint:
         family_fault=family_fault,
         trunk=trunk,
         layer_indices=layers,
-        notes=(*_notes(contents.path, config, named), *_tower_note(row, tower)),
+        notes=(*_notes(contents.path, config, named), *_tower_note(row, tower), *_part_note(part)),
         contents=contents,
+        part=part,
     )
+
+
+def _part_there(config: ConfigFile | None, entries: Mapping[str, TensorEntry]) -> PartWithin | None:
+    """The language model that the config declares within, where the tensors have the names of its layers."""
+    part = part_within(config)
+    if part is None or find_trunk(row_for(part.row, config), entries)[0] is None:
+        return None
+    return part
 
 
 def _placed(
@@ -361,6 +377,14 @@ def _placed(
 def _tower_note(row: Architecture | None, tower: str | None) -> Iterator[str]:
     if tower is not None and row is not None:
         yield f"The files hold the {tower} alone, and it is what was opened."
+
+
+def _part_note(part: PartWithin | None) -> Iterator[str]:
+    if part is not None:
+        yield (
+            f"The config names no known family for the whole; its {part.key} says model_type {shown(part.model_type)}, "
+            "and that part alone was opened, as it runs by itself."
+        )
 
 
 def _is_metas(

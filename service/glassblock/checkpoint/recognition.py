@@ -89,15 +89,53 @@ def recognise(config: ConfigFile | None, directory: Path) -> tuple[Architecture 
     return by_type or by_architecture, None
 
 
-def _of_the_part_within(config: ConfigFile) -> str:
-    """What a config of images and text says of its language model; it is told and not taken unasked."""
+@dataclass(frozen=True)
+class PartWithin:
+    """The language model inside a larger one that no row describes.
+
+    Attributes:
+        key: Where the config holds the part's own.
+        model_type: What that says.
+        row: The family of that name.
+    """
+
+    key: str
+    model_type: str
+    row: Architecture
+
+
+def part_within(config: ConfigFile | None) -> PartWithin | None:
+    """The language model that a config of images and text declares, where its own model_type is no known family."""
+    if config is None or _names_a_family(config):
+        return None
     for key in _PARTS:
         part = config.values.get(key)
         inner = cast("Mapping[str, object]", part).get("model_type") if isinstance(part, dict) else None
         row = BY_MODEL_TYPE.get(inner) if isinstance(inner, str) else None
-        if row is not None:
-            return f"Its {key} says model_type {_quoted(inner)}: --family {row.name} reads that part. "
-    return ""
+        if row is not None and isinstance(inner, str) and _read_under(config, row) == key:
+            return PartWithin(key, inner, row)
+    return None
+
+
+def _names_a_family(config: ConfigFile) -> bool:
+    """Whether the config itself, and not a part of it, names a known family."""
+    model_type, architecture = config.values.get("model_type"), _first_text(config.values.get("architectures"))
+    if model_type is None:
+        return architecture in BY_ARCHITECTURE
+    return isinstance(model_type, str) and model_type in BY_MODEL_TYPE
+
+
+def _read_under(config: ConfigFile, row: Architecture) -> str | None:
+    """The key of the nested config that the family's settings are read in."""
+    return next((key for key in row.nested if isinstance(config.values.get(key), dict)), None)
+
+
+def _of_the_part_within(config: ConfigFile) -> str:
+    """What a config of images and text says of its language model, whose names the tensors do not have."""
+    part = part_within(config)
+    if part is None:
+        return ""
+    return f"Its {part.key} says model_type {_quoted(part.model_type)}: --family {part.row.name} reads that part. "
 
 
 def with_fitting(fault: ConfigFault, names: Collection[str]) -> ConfigFault:
@@ -145,11 +183,14 @@ def no_trunk(row: Architecture, names: Mapping[str, object], directory: Path, *,
     said = f"the family {row.name} was asked for" if asked else f"{row.config_file} says {row.name}"
     fitting = fitting_by_name(names)
     others = f"they are those of {in_words(fitting)}" if fitting else "they are those of no known family"
+    hint = "Correct model_type, or name the family with --family."
+    if ARCHITECTURES.get(row.name) is None:
+        hint = "Look at trunks, layer and the names in the row that was given (family_row, --family-file)."
     return ConfigFault(
         "unknown-family",
         directory / row.config_file,
         f"the tensors do not have the names of the family {row.name}, such as {example}: {has}; {said}, and {others}",
-        "Correct model_type, or name the family with --family.",
+        hint,
         tensor=found,
         known=tuple(ARCHITECTURES),
     )

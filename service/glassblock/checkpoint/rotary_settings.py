@@ -58,6 +58,14 @@ def rotary_of(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, widt
         )
     # The proportional form turns a share of the pairs itself.
     dim = width if counted is None and parameters.name == "proportional" else int(turned)
+    if dim % 2 or dim < 2:
+        apart = "; engines differ in what they make of that: transformers turns one more, at other frequencies"
+        raise InvalidValue(
+            f"{told.source} is {told.value:g} of a head of {width} channels: {dim} of them would turn, and channels "
+            f"turn in pairs{apart if dim % 2 else ''}",
+            field="rotary",
+            hint="Give a share that leaves an even number of channels.",
+        )
     arrangement = word_of(config, row, rotary.arrangement, Arrangement)
     return Rotary(dim, number_of(config, row, rotary.theta).value, form, arrangement, rotary.precision)
 

@@ -107,7 +107,7 @@ def codes_like_numbers(entries: Mapping[str, TensorEntry]) -> dict[str, str]:
     """Tensors that hold codes though their dtype is one of plain weights, each with words for why it is no number."""
     names = (name.partition(STATE_MARK)[0] for name in entries if STATE_MARK in name)
     return {
-        name: f"{name} is stored as codes of 4 bits, called {entries[name].dtype}: quantised weights are not read yet"
+        name: f"{name} is stored as codes of 4 bits, called {entries[name].dtype}, and is no number by itself"
         for name in names
         if name in entries and entries[name].dtype in PLAIN_CODES
     }

@@ -31,7 +31,7 @@ from glassblock.numerics.squared_lengths import column_squares, row_squares
 DRAWS = 15  # with T itself sixteen rows, a whole number of vectors in every product of matrices
 _BLOCK_ENTRIES = 2**20  # a block in float32 that stays in a core's cache
 _LEAST_ROWS = 32  # from so many entries of each column its scale is taken
-_CONSTANT = 1e-6  # of a row's square: deviations from the mean that float32 cannot tell from rounding
+_CONSTANT = 1e-4  # of a row's square: deviations from the mean that float32 may not tell from rounding
 
 
 class SignScreen(NamedTuple):

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+_BLOCK_ROWS = 32  # added one after the other; of more rows, and all alike, rounding errors would add up too
+
 
 def row_squares(matrix: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
     """The squared length of each row of a float32 or float64 matrix, in its dtype; infinite where that overflows."""
@@ -26,5 +28,8 @@ def column_squares(matrix: Float[Tensor, "r m"]) -> Float[Tensor, " m"]:
     if matrix.device.type != "cpu":
         return matrix.square().sum(0)
     numbers = matrix.numpy()
+    whole = len(numbers) // _BLOCK_ROWS * _BLOCK_ROWS
+    blocks, rest = numbers[:whole].reshape(-1, _BLOCK_ROWS, numbers.shape[1]), numbers[whole:]
     with np.errstate(over="ignore", invalid="ignore"):
-        return torch.from_numpy(np.einsum("rm,rm->m", numbers, numbers))
+        total = np.einsum("brm,brm->bm", blocks, blocks).sum(0, dtype=np.float64) + np.einsum("rm,rm->m", rest, rest)
+        return torch.from_numpy(total.astype(numbers.dtype))

@@ -142,6 +142,7 @@ _GEMMA3N_NETWORK = replace(gated(GELU_TANH, NEVER), width=None)
 _GEMMA3N_NORMS = (
     *norms("rms_f32mul_pow", EPS_6, *SANDWICH_NORMS),
     *query_key_norms("rms_f32mul_pow", EPS_6, ("head_dim",), ("head_dim",)),
+    *norms("rms_f32mul_pow", EPS_6, ("layer_input", "post_per_layer_input_norm")),
 )
 
 GEMMA3N = like(

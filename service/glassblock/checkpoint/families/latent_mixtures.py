@@ -211,12 +211,21 @@ LONGCAT_FLASH = Architecture(
         }
     ),
     feed_forward=network("mlps.0."),
-    mixture=experts_of("mlp.router.classifier", _EXPERTS, correction="mlp.router.e_score_correction_bias", idle=True),
+    # The second dense network is the mixture's shared one: every token passes it, and the two join the stream together.
+    mixture=experts_of(
+        "mlp.router.classifier",
+        _EXPERTS,
+        shared=network("mlps.1."),
+        correction="mlp.router.e_score_correction_bias",
+        idle=True,
+    ),
     norms=norms(
         "rms_llama",
         EPS_5,
         ("attn_in", "input_layernorm.0"),
         ("ffn_in", "post_attention_layernorm.0"),
+        ("shared_attn_in", "input_layernorm.1"),
+        ("shared_in", "post_attention_layernorm.1"),
         ("final", "norm"),
     ),
     placement=Placement.PRE,
@@ -226,7 +235,8 @@ LONGCAT_FLASH = Architecture(
     sources=source("longcat_flash"),
     not_run="a layer has two attentions and two dense networks, and its mixture joins the stream only at the end",
     notes=(
-        "The networks are mlps.0, mlps.1 and the mixture mlp; of the two dense ones the first is looked at.",
+        "The networks are mlps.0, the mixture mlp and mlps.1, which is told as the mixture's shared network: it "
+        "follows a second attention, behind norms of its own, and joins the stream where the mixture does.",
         "The router also chooses experts that return their input: they have no tensors, and it is wider than the rest.",
     ),
 )

@@ -1,0 +1,191 @@
+"""The language model inside a model of images that no row describes: read where its config declares it.
+
+Each wrapper is built tiny and random by its own code and written with `save_pretrained`; the audit and the way from
+token ids to logits see the files alone.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from glassblock.audit.audit import AuditQuestion, audit_checkpoint
+from glassblock.checkpoint.architectures import BY_MODEL_TYPE
+from glassblock.checkpoint.layers import shape_faults
+from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
+from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.text_states import entering_states, layer_count, logit_parts
+from glassblock.errors import UnknownFamily
+from glassblock.wire.audits import Report
+from makers import tiny_checkpoint
+from plants import edit_json, edit_tensors
+
+# What the project promises in float32, for logits of a few units.
+TOLERANCE = 1e-4
+IDS = torch.tensor([[5, 17, 3, 42, 90, 0, 61, 8]])
+TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+IMAGES = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SQUARE = IMAGES | {"image_size": [28, 28], "patch_size": [14, 14]}
+
+# Wrapper, the model_type of its language model, what its images are read with, and keys of its own.
+WRAPPERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "llava": ("llava", "llama", {"model_type": "clip_vision_model", **IMAGES}, {"image_token_index": 95}),
+    "llava of qwen2": ("llava", "qwen2", {"model_type": "clip_vision_model", **IMAGES}, {"image_token_index": 95}),
+    "llava of mistral": ("llava_next", "mistral", {"model_type": "clip_vision_model", **IMAGES}, {}),
+    "llava_onevision": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", **IMAGES}, {}),
+    "mistral3": ("mistral3", "mistral", {"model_type": "pixtral", **IMAGES}, {"image_token_index": 95}),
+    "smolvlm": ("smolvlm", "llama", IMAGES, {"image_token_id": 95, "scale_factor": 2}),
+    "idefics3": ("idefics3", "llama", IMAGES, {"image_token_id": 95, "scale_factor": 2}),
+    "internvl": ("internvl", "qwen2", SQUARE, {"image_token_id": 95}),
+    "internvl of qwen3": ("internvl", "qwen3", SQUARE, {"image_token_id": 95}),
+    "aya_vision": ("aya_vision", "cohere2", {"model_type": "siglip_vision_model", **IMAGES}, {}),
+}
+# The wrapper's class leaves out the multiplier of logits that the language model has when it runs by itself.
+LOGITS_SCALED = {"aya_vision": 0.0625}
+
+
+def written(wrapper: str, directory: Path, **changes: Any) -> Any:
+    """The model, random in every number, saved by itself."""
+    model_type, inner, images, more = WRAPPERS[wrapper]
+    text = transformers.CONFIG_MAPPING[inner](**TEXT)
+    config = transformers.CONFIG_MAPPING[model_type](
+        text_config=text, vision_config=images, **({"tie_word_embeddings": False} | more | changes)
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    for tensor in model.parameters():
+        if tensor.ndim <= 1:
+            tensor.data += 0.2 * torch.randn_like(tensor)
+        else:
+            tensor.data = torch.randn_like(tensor) * tensor.shape[-1] ** -0.5
+    model.save_pretrained(directory)
+    return model
+
+
+def logits_of(checkpoint: Checkpoint) -> torch.Tensor:
+    meter = ReadMeter()
+    states = entering_states(checkpoint, IDS, layer_count(checkpoint), "cpu", meter)
+    return torch.cat(list(logit_parts(checkpoint, states, meter, dtype=None)), dim=-1)
+
+
+def skipped(report: Report) -> list[str]:
+    (entry,) = (entry for entry in report.coverage if entry.rule == "config/unknown-family")
+    return [told.reason for told in entry.skipped]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_it_is_read_as_it_runs_and_what_lies_beside_it_is_told(wrapper: str, tmp_path: Path) -> None:
+    model_type, inner = WRAPPERS[wrapper][:2]
+    assert model_type not in BY_MODEL_TYPE
+    model = written(wrapper, tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.require_usable().name == BY_MODEL_TYPE[inner].name
+    assert (checkpoint.faults, shape_faults(checkpoint), checkpoint.layers) == ((), (), 2)
+    (note,) = checkpoint.notes
+    assert f'its text_config says model_type "{inner}", and that part alone was opened, as it runs by itself' in note
+    with torch.no_grad():
+        theirs = model(input_ids=IDS, use_cache=False).logits * LOGITS_SCALED.get(model_type, 1.0)
+    assert float(theirs.abs().max()) > 0.05  # small logits would hide a wrong one
+    assert float((logits_of(checkpoint) - theirs).abs().max()) <= TOLERANCE
+
+    report = audit_checkpoint(checkpoint)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+    (reason,) = skipped(report)
+    beside = [name for name in checkpoint.entries if "vision" in name or "projector" in name or "connector" in name]
+    beside += [name for name in checkpoint.entries if name.endswith("image_newline")]
+    assert f'its text_config says model_type "{inner}"' in reason
+    assert f"{len(beside)} tensors, such as {min(beside)}, were looked at for their numbers alone" in reason
+    # Every tensor, those of images as well, was looked at for numbers that are not finite.
+    (finite,) = (entry for entry in report.coverage if entry.rule == "tensor/non-finite")
+    assert finite.checked == len(checkpoint.entries)
+
+
+def test_a_mistake_in_the_part_is_found(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    gone = "language_model.model.layers.1.mlp.down_proj.weight"
+    edit_tensors(lambda tensors: tensors.pop(gone))(tmp_path)
+    (finding,) = audit_checkpoint(tmp_path).findings
+    assert (finding.rule, finding.level, finding.tensors) == ("ffn/missing-tensor", "error", (gone,))
+
+
+def test_a_number_beside_the_part_that_is_none_is_found(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    name = "multi_modal_projector.linear_1.weight"
+    edit_tensors(lambda tensors: tensors[name][0, 0].fill_(float("nan")))(tmp_path)
+    (finding,) = audit_checkpoint(tmp_path).findings
+    assert (finding.rule, finding.tensors) == ("tensor/non-finite", (name,))
+
+
+def renamed(prefix: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda tensors: [
+        tensors.update({name.replace("language_model.", prefix): tensors.pop(name)})
+        for name in list(tensors)
+        if name.startswith("language_model.")
+    ]
+
+
+def test_names_that_the_part_does_not_have_stay_an_unknown_family(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    edit_tensors(renamed("thinker.speech."))(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.family, checkpoint.part, checkpoint.notes) == (None, None, ())
+    with pytest.raises(UnknownFamily, match=r'model_type is "llava", which is no known family') as refused:
+        checkpoint.require_usable()
+    assert 'Its text_config says model_type "llama": --family llama reads that part.' in str(refused.value.hint)
+    report = audit_checkpoint(tmp_path)
+    assert [(finding.rule, finding.level) for finding in report.findings] == [("config/unknown-family", "error")]
+    assert skipped(report) == []
+
+
+def test_a_part_of_an_unknown_model_type_stays_one(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    edit_json("config.json", text_config=config["text_config"] | {"model_type": "unheard-of"})(tmp_path)
+    assert [finding.rule for finding in audit_checkpoint(tmp_path).findings] == ["config/unknown-family"]
+
+
+def test_a_config_that_contradicts_itself_is_not_settled_by_its_part(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    part = json.loads((tmp_path / "config.json").read_text())
+    edit_json("config.json", model_type="gpt2", architectures=["LlamaForCausalLM"], text_config=part)(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.family, checkpoint.part) == (None, None)
+    assert "contradicts itself" in checkpoint.family_fault.message
+
+
+@pytest.mark.parametrize("known", [{"model_type": "llama"}, {"architectures": ["LlamaForCausalLM"]}], ids=str)
+def test_a_config_that_names_a_family_is_asked_first(known: dict[str, Any], tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    part = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "qwen2"}
+    (tmp_path / "config.json").write_text(json.dumps(known | {"text_config": part}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.require_usable().name, checkpoint.part) == ("llama", None)
+
+
+def test_a_family_that_was_asked_for_is_no_part(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    checkpoint = open_checkpoint(tmp_path, family="mistral")
+    assert (checkpoint.require_usable().name, checkpoint.part) == ("mistral", None)
+    assert skipped(audit_checkpoint(checkpoint, AuditQuestion(family="mistral"))) == []

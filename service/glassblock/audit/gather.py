@@ -47,6 +47,9 @@ from glassblock.numerics.squared_lengths import row_squares
 CPU_CHUNK_BYTES = 2 << 20
 """A piece that stays in a cache while it is looked at several times."""
 
+CPU_BUFFER_BYTES = 6 << 20
+"""Read at once: the fewer times two threads wait for each other, the better; it need not stay in a cache."""
+
 GPU_CHUNK_BYTES = 32 << 20
 
 Progress = Callable[[int, int, str], None]
@@ -229,6 +232,7 @@ class _Pass:
             chunk_bytes=self.chunk_bytes,
             device=self.device,
             meter=self.meter,
+            buffer_bytes=CPU_BUFFER_BYTES if self.device.type == "cpu" else None,
             kind=question.hash,
             cuts=lambda entry: sorted(cuts.get(entry.name, ())),
         )

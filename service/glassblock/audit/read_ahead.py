@@ -65,6 +65,7 @@ class ReadAhead:
         chunk_bytes: int,
         device: torch.device,
         meter: ReadMeter,
+        buffer_bytes: int | None = None,
         kind: Hash = "fast",
         cuts: Callable[[TensorEntry], Sequence[int]] = lambda _entry: (),
     ) -> None:
@@ -72,14 +73,16 @@ class ReadAhead:
 
         Args:
             entries: In the order in which they will be taken.
-            chunk_bytes: Length of a buffer, so of the longest piece.
+            chunk_bytes: Length of the longest piece.
             device: Where the pieces go.
             meter: Counts what is read.
+            buffer_bytes: Length of each of the two buffers, one piece by default.
             kind: Which hash.
             cuts: Where the parts of a tensor end that have digests of their own, in bytes from its start.
         """
         self._entries = entries
         self._chunk_bytes = chunk_bytes
+        self._buffer_bytes = max(buffer_bytes or chunk_bytes, chunk_bytes)
         self._device = device
         self._meter = meter
         self._kind: Hash = kind
@@ -148,10 +151,10 @@ class ReadAhead:
 
     def _reads(self) -> "Iterator[list[_Read]]":
         """What goes to the caller together. Each fills a buffer, and is made when that is free."""
-        length = min(self._chunk_bytes, sum(entry.bytes for entry in self._entries))
+        length = min(self._buffer_bytes, sum(entry.bytes for entry in self._entries))
         buffers = itertools.cycle([reading_buffer(length, self._device) for _ in range(2)])
         lost: TensorEntry | None = None
-        for run in _runs(self._entries, self._chunk_bytes):
+        for run in _runs(self._entries, self._chunk_bytes, self._buffer_bytes):
             if isinstance(run, TensorEntry):
                 yield from self._alone(run, buffers)
                 continue
@@ -254,7 +257,7 @@ class _Read:
     end: _End | None
 
 
-def _runs(entries: Iterable[TensorEntry], chunk_bytes: int) -> Iterator[list[_Span] | TensorEntry]:
+def _runs(entries: Iterable[TensorEntry], chunk_bytes: int, buffer_bytes: int) -> Iterator[list[_Span] | TensorEntry]:
     """What can be read at once, in the order of the tensors; or a tensor that has to be read alone."""
     run: list[_Span] = []
     for entry in entries:
@@ -268,7 +271,7 @@ def _runs(entries: Iterable[TensorEntry], chunk_bytes: int) -> Iterator[list[_Sp
         step = piece_bytes(plain, chunk_bytes)
         for start in range(0, plain.bytes, step) or (0,):
             span = _Span(entry, plain, start, min(start + step, plain.bytes))
-            if run and not _fits(run, span, chunk_bytes):
+            if run and not _fits(run, span, buffer_bytes):
                 yield run
                 run = []
             run.append(span)
@@ -276,13 +279,13 @@ def _runs(entries: Iterable[TensorEntry], chunk_bytes: int) -> Iterator[list[_Sp
         yield run
 
 
-def _fits(run: list[_Span], span: _Span, chunk_bytes: int) -> bool:
+def _fits(run: list[_Span], span: _Span, buffer_bytes: int) -> bool:
     """Whether a span follows at once, the buffer has room for it, and its numbers would lie where torch takes them."""
     first, last = run[0], run[-1]
     beside = last.place + last.bytes == span.place and last.plain.identity == span.plain.identity
     offset = span.place - first.place
     aligned = offset % torch_dtype(span.plain).itemsize == 0
-    return beside and last.plain.file == span.plain.file and aligned and offset + span.bytes <= chunk_bytes
+    return beside and last.plain.file == span.plain.file and aligned and offset + span.bytes <= buffer_bytes
 
 
 class _Digest:

@@ -214,7 +214,7 @@ def block_jacobian(
     x, network, wiring = x.detach().to(dtype), network_in(feed_forward, dtype), wiring.to(dtype)
     right = None if wiring.input_norm is None else norm_factors(x, wiring.input_norm)
     read = x if right is None else right.output
-    hidden, slopes = hidden_and_slopes(read, network)
+    hidden, slopes = _hidden_and_slopes(read, network)
     amplification = torch.ones(x.shape[0], dtype=torch.float64, device=x.device)
     if right is not None:
         amplification = right.amplification
@@ -288,13 +288,20 @@ def network_in(feed_forward: FeedForward, dtype: torch.dtype) -> FeedForward:
     )
 
 
-def hidden_and_slopes(
-    n: Float[Tensor, "*batch d"], network: FeedForward
-) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "branches *batch m"]]:
-    """The hidden units and their derivatives by each branch, of a network whose weights are in the dtype of `n`.
+def _norm_of_tokens(factors: NormFactors, chosen: slice | Tensor) -> NormFactors:
+    return NormFactors(
+        gamma=factors.gamma,
+        s=factors.s[chosen],
+        directions=factors.directions[:, chosen],
+        kept=factors.kept[:, chosen],
+        output=factors.output[chosen],
+        normed=factors.normed[chosen],
+        amplification=factors.amplification[chosen],
+    )
 
-    Without the network's norm, scales and sparsity: see `FeedForward.neuronwise`.
-    """
+
+def _hidden_and_slopes(n: Tensor, network: FeedForward) -> tuple[Tensor, Tensor]:
+    """The hidden units `[tokens, m]` and their derivatives by each branch `[branches, tokens, m]`."""
     inputs = [functional.linear(n, network.up, network.up_bias)]
     if network.gate is not None:
         inputs.insert(0, functional.linear(n, network.gate, network.gate_bias))
@@ -307,18 +314,6 @@ def hidden_and_slopes(
             _, hidden = network.gating.combine(leaves[0], leaves[1], network.activation)
         slopes = torch.stack(torch.autograd.grad(hidden.sum(), leaves))
     return hidden.detach(), slopes
-
-
-def _norm_of_tokens(factors: NormFactors, chosen: slice | Tensor) -> NormFactors:
-    return NormFactors(
-        gamma=factors.gamma,
-        s=factors.s[chosen],
-        directions=factors.directions[:, chosen],
-        kept=factors.kept[:, chosen],
-        output=factors.output[chosen],
-        normed=factors.normed[chosen],
-        amplification=factors.amplification[chosen],
-    )
 
 
 def _sum_noise(hidden: Tensor, network: FeedForward) -> Tensor:

@@ -47,10 +47,10 @@ def test_every_byte_of_every_tensor_is_read_once(family: str, shards: int, tmp_p
 
 
 def test_only_the_projections_of_one_layer_are_held_whole(tmp_path: Path, spans: Spans) -> None:
-    """A vocabulary of 20 MiB goes by in pieces of 2 MiB."""
+    """A vocabulary of 20 MiB goes by in buffers of 6 MiB."""
     healthy_checkpoint("llama", tmp_path, tiny=Tiny(vocab=110_000))
     audit_checkpoint(tmp_path)
-    assert max(stop - start for _, start, stop in spans) <= 2 << 20
+    assert max(stop - start for _, start, stop in spans) <= 6 << 20
 
 
 def test_progress_is_told_before_each_step_and_ends_at_the_total(tmp_path: Path) -> None:

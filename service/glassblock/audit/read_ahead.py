@@ -1,6 +1,6 @@
 """Tensor data one piece ahead of whoever looks at it: a thread reads and hashes meanwhile.
 
-Two buffers, so at most two pieces are in memory. The caller takes the tensors in the order that was announced.
+Two buffers, so at most what fits into them is in memory. The caller takes the tensors in the order that was announced.
 """
 
 import hashlib

@@ -177,3 +177,11 @@ def test_words() -> None:
     assert not found.stands_out(4.0)
     assert not found.quiet(4.0)
     assert found.quiet(6.0)
+
+
+@pytest.mark.parametrize("width", [576, 4096, 14336])
+def test_a_constant_row_has_no_direction_however_wide(width: int) -> None:
+    weight = noise(8, width)
+    weight[2], weight[5] = 0.3, -7.0
+    assert by_rows(weight).dropped == 2
+    assert by_columns(weight).dropped == 2

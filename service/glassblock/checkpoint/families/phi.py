@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+from glassblock.checkpoint.attention_row import AttentionRow
 from glassblock.checkpoint.families.attention_makers import (
     NO_WINDOW,
     fused_heads,
@@ -38,6 +39,20 @@ from glassblock.checkpoint.family import (
 )
 from glassblock.numerics.wiring import Placement
 
+
+def _attention(positions: float) -> AttentionRow:
+    """That of Phi-3, whose long form of rotary positions reads how many a model had before and has by default."""
+    return fused_heads(
+        "self_attn.qkv_proj",
+        "self_attn.o_proj",
+        window=NO_WINDOW,
+        rotary=rotary(
+            original_key="original_max_position_embeddings",
+            max_positions=Setting(("max_position_embeddings",), positions),
+        ),
+    )
+
+
 PHI3 = Architecture(
     name="phi3",
     model_types=("phi3",),
@@ -57,15 +72,7 @@ PHI3 = Architecture(
     tied=UNTIED,
     verified="executed",
     sources=source("phi3"),
-    attention=fused_heads(
-        "self_attn.qkv_proj",
-        "self_attn.o_proj",
-        window=NO_WINDOW,
-        rotary=rotary(
-            original_key="original_max_position_embeddings",
-            max_positions=Setting(("max_position_embeddings",), 4096.0),
-        ),
-    ),
+    attention=_attention(4096.0),
     notes=("The first half of the rows of gate_up_proj is the gate.",),
 )
 
@@ -75,15 +82,7 @@ PHI4_MULTIMODAL = like(
     "Phi4MultimodalForCausalLM",
     "Phi4MultimodalModel",
     sizes=sizes(3072, 8192, 32, 32, 200064, kv_heads=8),
-    attention=fused_heads(
-        "self_attn.qkv_proj",
-        "self_attn.o_proj",
-        window=NO_WINDOW,
-        rotary=rotary(
-            original_key="original_max_position_embeddings",
-            max_positions=Setting(("max_position_embeddings",), 131072.0),
-        ),
-    ),
+    attention=_attention(131072.0),
     notes=("Its language model; the audio encoder is phi4_multimodal_audio, whose gate_up_proj has the gate second.",),
 )
 

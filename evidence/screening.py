@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from glassblock.numerics.gate_or_up import GATE_STANDS_OUT, UP_IS_SUSPICIOUS, GateScreen
-from glassblock.numerics.sign_screen import RowSums, SignScreen, screen_signs, screened
+from glassblock.numerics.sign_screen import RowSums, SignScreen, screened
 from glassblock.numerics.sign_symmetry import certified_log10_p
 from layers import LAYERS, NEURONS, SOURCE, Weights, smollm2_layers
 from record import Promise, publish, table
@@ -28,12 +28,12 @@ def main() -> int:
     for number, weights in enumerate(smollm2_layers()):
         generator = torch.Generator().manual_seed(number)
         for neurons, subsets in SUBSETS.items():
-            for seed in range(subsets):
+            for _ in range(subsets):
                 chosen = torch.randperm(NEURONS, generator=generator)[:neurons]
-                counted[neurons].add(weights.neurons(chosen), seed=seed)
-        for seed in range(TOSSES):
+                counted[neurons].add(weights.neurons(chosen))
+        for _ in range(TOSSES):
             signs = torch.randint(0, 2, (NEURONS, 1), generator=generator) * 2 - 1
-            tossed.append(of(weights.up * signs, seed=1000 * number + seed).z)
+            tossed.append(of(weights.up * signs).z)
         print(f"layer {number} of {LAYERS}", file=sys.stderr, flush=True)
     return report(counted, tossed)
 
@@ -49,8 +49,8 @@ class Counts:
     acquitted: int = 0
     convicted_z: list[float] = field(default_factory=list)
 
-    def add(self, subset: Weights, *, seed: int) -> None:
-        gate, up = of(subset.gate, seed=seed), of(subset.up, seed=seed)
+    def add(self, subset: Weights) -> None:
+        gate, up = of(subset.gate), of(subset.up)
         exchanged = GateScreen(gate=up, up=gate)
         convicted = certified_log10_p(subset.gate) <= LEVEL
         self.subsets += 1
@@ -62,8 +62,8 @@ class Counts:
             self.convicted_z.append(gate.z)
 
 
-def of(weight: Tensor, *, seed: int) -> SignScreen:
-    sums = RowSums(screen_signs(len(weight), seed=seed), weight.shape[1], weight.device)
+def of(weight: Tensor) -> SignScreen:
+    sums = RowSums(len(weight), weight.shape[1], weight.device)
     sums.add(weight, 0)
     return screened(sums.finish())
 

@@ -9,8 +9,8 @@ M, D = 256, 48
 GROUPS = candidate_groups(M)
 
 
-def gate_and_up(*, common: float = 0.6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def gate_and_up(*, common: float = 0.6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     gate, up = torch.randn(2, M, D, generator=generator)
     return gate + common * torch.randn(D, generator=generator), up
 
@@ -57,16 +57,17 @@ def test_a_layout_is_the_order_of_its_rows(groups: int, gate_first: bool) -> Non
 def test_the_true_layout_is_the_only_one_shown(groups: int, gate_first: bool) -> None:
     gate, up = gate_and_up()
     fused = laid(gate, up, groups) if gate_first else laid(up, gate, groups)
-    shown = [screen.layout for screen in layout_screens(fused, seed=1)]
+    shown = [screen.layout for screen in layout_screens(fused)]
     assert [layout for layout in shown if layout is not None] == [RowLayout(groups, gate_first)]
 
 
-def test_noise_shows_none() -> None:
-    gate, up = gate_and_up(common=0.0)
-    assert all(screen.layout is None for screen in layout_screens(laid(gate, up, 1), seed=1))
+def test_noise_hardly_ever_shows_one() -> None:
+    """z of fifteen others in 48 dimensions is beyond 6 once in some thousand; what it names is certified afterwards."""
+    noise = (torch.cat(gate_and_up(common=0.0, seed=seed)) for seed in range(200))
+    assert sum(any(screen.layout is not None for screen in layout_screens(fused)) for fused in noise) <= 4
 
 
 def test_an_order_that_is_not_tried_shows_none() -> None:
     gate, up = gate_and_up()
     order = torch.randperm(2 * M, generator=torch.Generator().manual_seed(0))
-    assert all(screen.layout is None for screen in layout_screens(torch.cat([gate, up])[order], seed=1))
+    assert all(screen.layout is None for screen in layout_screens(torch.cat([gate, up])[order]))

@@ -7,15 +7,15 @@ import torch
 from glassblock.numerics.gate_or_up import UP_IS_SUSPICIOUS
 from glassblock.numerics.sign_bound import log10_tail_bound, row_moments
 from glassblock.numerics.sign_screen import (
-    DRAWS,
+    PATTERNS,
     ColumnSums,
     RowSums,
     SignScreen,
     SignSums,
     least_log10_p,
-    screen_signs,
     screened,
     screened_together,
+    sign_patterns,
 )
 from glassblock.numerics.sign_symmetry import certified_log10_p, common_direction_statistic
 from glassblock.numerics.unit_rows import centred_unit_rows
@@ -24,16 +24,16 @@ from torch import Tensor
 CPU = torch.device("cpu")
 
 
-def by_rows(weight: Tensor, *, seed: int = 0, step: int = 1000) -> SignSums:
-    sums = RowSums(screen_signs(len(weight), seed=seed), weight.shape[1], CPU)
+def by_rows(weight: Tensor, *, step: int = 1000) -> SignSums:
+    sums = RowSums(len(weight), weight.shape[1], CPU)
     for start in range(0, len(weight), step):
         sums.add(weight[start : start + step], start)
     return sums.finish()
 
 
-def by_columns(weight: Tensor, *, seed: int = 0, step: int = 1000) -> SignSums:
+def by_columns(weight: Tensor, *, step: int = 1000) -> SignSums:
     """The weight `[m, d]`, given as it lies where it is stored `[d, m]`."""
-    sums, stored = ColumnSums(screen_signs(len(weight), seed=seed), weight.shape[1], CPU), weight.T.contiguous()
+    sums, stored = ColumnSums(len(weight), weight.shape[1], CPU), weight.T.contiguous()
     for start in range(0, len(stored), step):
         sums.add(stored[start : start + step], start)
     return sums.finish()
@@ -45,12 +45,47 @@ def noise(m: int, d: int, *, seed: int = 0, common: float = 0.0) -> Tensor:
     return rows * torch.randn(m, 1, generator=generator).exp()
 
 
-def test_signs_are_ones_first_and_fair_signs_then() -> None:
-    signs = screen_signs(1000, seed=3)
-    assert signs.shape == (1 + DRAWS, 1000)
-    assert bool((signs[0] == 1).all())
-    assert set(signs[1:].unique().tolist()) == {-1.0, 1.0}
-    assert torch.equal(signs, screen_signs(1000, seed=3))
+def test_patterns_are_a_group_of_uncorrelated_signs() -> None:
+    patterns = sign_patterns(CPU)
+    assert bool((patterns[0] == 1).all())
+    assert torch.equal(patterns @ patterns.T, PATTERNS * torch.eye(PATTERNS, dtype=torch.float64) - 1)
+    rows = {tuple(row) for row in patterns.tolist()}
+    assert rows == {tuple((one * other).tolist()) for one in patterns for other in patterns}
+
+
+@pytest.mark.parametrize("m", [5, 16, 300])
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_it_is_t_beside_t_under_each_pattern(m: int, step: int) -> None:
+    weight = noise(m, 40, common=0.3) + 0.2
+    signs = sign_patterns(CPU).repeat(1, m)[:, :m]
+    statistics = (signs @ centred_unit_rows(weight).rows.double()).square().sum(1) / m
+    found = screened(by_rows(weight, step=step))
+    others = statistics[1:]
+    assert found.statistic == pytest.approx(float(statistics[0]), rel=1e-5)
+    assert found.z == pytest.approx(float((statistics[0] - 1) / (others - 1).square().mean().sqrt()), rel=1e-4)
+    assert found.above == bool(statistics[0] > others.max())
+
+
+@pytest.mark.parametrize("turn", [2, 4, 8, 16])
+@pytest.mark.parametrize("sums", [by_rows, by_columns])
+def test_gates_between_other_rows_stand_out_too(sums: object, turn: int) -> None:
+    make, weight = by_rows if sums is by_rows else by_columns, noise(960, 64)
+    weight[::turn] += 2 * noise(1, 64, seed=1).exp()
+    alone, between = screened(make(weight[::turn])), screened(make(weight))
+    assert alone.above
+    assert between.above
+    assert between.z > alone.z / (2 * turn)
+
+
+@pytest.mark.parametrize("sums", [by_rows, by_columns])
+def test_under_fair_signs_every_rank_is_as_likely(sums: object) -> None:
+    """The patterns are a group, so T exceeds all fifteen others once in sixteen times."""
+    make, weight = by_rows if sums is by_rows else by_columns, noise(64, 32, common=0.2)
+    generator = torch.Generator().manual_seed(5)
+    tosses = 2000
+    coins = torch.randint(0, 2, (tosses, 64, 1), generator=generator) * 2 - 1
+    above = sum(screened(make(weight * signs)).above for signs in coins)
+    assert abs(above - tosses / 16) < 4 * math.sqrt(tosses * 15 / 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -113,7 +148,7 @@ def test_nothing_at_all_is_not_quiet() -> None:
 def test_fair_signs_are_rarely_suspicious(sums: object) -> None:
     """z of 16 draws has Student's tails: beyond 3 about 0.4 % on one side, more where few dimensions skew T."""
     make = by_rows if sums is by_rows else by_columns
-    zs = torch.tensor([screened(make(noise(96, 64, seed=seed), seed=seed)).z for seed in range(1000)])
+    zs = torch.tensor([screened(make(noise(96, 64, seed=seed))).z for seed in range(1000)])
     assert float(zs.mean().abs()) < 4 * float(zs.std()) / math.sqrt(len(zs))
     assert int((zs >= UP_IS_SUSPICIOUS).sum()) <= 25  # 0.9 % is expected; 2.5 % has a chance below 1e-5
 

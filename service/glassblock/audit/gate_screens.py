@@ -5,12 +5,11 @@ pieces of weights these would find the processor's caches full of numbers: that 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from itertools import groupby
 
 import torch
-from torch import Tensor
 
 from glassblock.audit.gate_plans import GatePlan
 from glassblock.audit.network_sketch import NetworkSketch, Role
@@ -18,13 +17,14 @@ from glassblock.audit.neuron_numbers import NeuronNumbers, neuron_numbers
 from glassblock.checkpoint.layers import Expert
 from glassblock.numerics.gate_or_up import GateScreen
 from glassblock.numerics.neuron_lengths import length_numbers
-from glassblock.numerics.pairing import pairing_z
-from glassblock.numerics.sign_screen import SignScreen, SignSums, screen_signs, screened, screened_together
+from glassblock.numerics.pairing import pairing_zs
+from glassblock.numerics.sign_screen import SignSums, screened_together, screens
 
 Key = tuple[int, Expert]
 """A network: its layer, and which one of it."""
 
 _WAITING_BYTES = 16 << 20
+_AT_ONCE = 8  # networks
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class GateScreens:
                     plan.network,
                     plan.neurons,
                     plan.width,
-                    partial(_signs, plan.neurons),
-                    self._device,
-                    self._closing(plan),
+                    summed=True,
+                    device=self._device,
+                    closed=self._closing(plan),
                 ),
             )
 
@@ -91,17 +91,23 @@ class GateScreens:
 
     def settle(self) -> None:
         """Screen the networks that wait; to be called once all have gone by."""
-        for plan, sketch in self._waiting:
-            found = _screened(sketch)
-            expert = plan.network.expert
-            self.networks[plan.layer, expert] = found
-            if isinstance(expert, int):
-                self._sums[plan.layer][expert] = dict(sketch.sums)
-                self._open[plan.layer] -= 1
-                if not self._open[plan.layer]:
-                    self._layer_closed(plan.layer)
+        for _, group in groupby(self._waiting, key=lambda waiting: (waiting[0].neurons, waiting[0].width)):
+            some = list(group)
+            for first in range(0, len(some), _AT_ONCE):
+                plans, sketches = zip(*some[first : first + _AT_ONCE], strict=True)
+                for plan, sketch, found in zip(plans, sketches, _screened(sketches), strict=True):
+                    self._settled(plan, sketch, found)
         self._waiting.clear()
         self._waiting_bytes = 0
+
+    def _settled(self, plan: GatePlan, sketch: NetworkSketch, found: Screened) -> None:
+        expert = plan.network.expert
+        self.networks[plan.layer, expert] = found
+        if isinstance(expert, int):
+            self._sums[plan.layer][expert] = dict(sketch.sums)
+            self._open[plan.layer] -= 1
+            if not self._open[plan.layer]:
+                self._layer_closed(plan.layer)
 
     def _closing(self, plan: GatePlan) -> Callable[[NetworkSketch], None]:
         def closed(sketch: NetworkSketch) -> None:
@@ -122,12 +128,6 @@ class GateScreens:
             del self._sums[layer]
 
 
-@lru_cache(maxsize=4)
-def _signs(neurons: int) -> Tensor:
-    """The same for all networks of one size, so that the sums of experts add up to those of the experts together."""
-    return screen_signs(neurons, seed=0)
-
-
 def _together(parts: list[dict[Role, SignSums]]) -> GateScreen | None:
     if not parts:
         return None
@@ -135,17 +135,24 @@ def _together(parts: list[dict[Role, SignSums]]) -> GateScreen | None:
     return GateScreen(gate, up)
 
 
-def _screened(sketch: NetworkSketch) -> Screened:
-    gate, up = (screened(sketch.sums[role]) if role in sketch.sums else _NOTHING for role in ("gate", "up"))
-    roles: tuple[Role, ...] = ("gate", "up", "down")
-    numbers = length_numbers(torch.stack([sketch.squares[role] for role in roles]).double().sqrt_())
-    return Screened(
-        GateScreen(gate, up, *numbers.balances, *numbers.spreads),
-        sketch.neurons,
-        numbers.idle,
-        pairing_z(sketch.sampled["gate"], sketch.sampled["up"]) if len(sketch.sampled) > 1 else None,
-        neuron_numbers(sketch.squares, sketch.width),
-    )
+_ROLES: tuple[Role, ...] = ("gate", "up", "down")
 
 
-_NOTHING = SignScreen(float("nan"), float("nan"), above=False, rows=0, dropped=0)
+def _screened(sketches: Sequence[NetworkSketch]) -> list[Screened]:
+    """Networks of one size, looked at together: each takes some hundred calls on small tensors otherwise."""
+    gates, ups = (screens([sketch.sums[role] for sketch in sketches]) for role in _ROLES[:2])
+    lengths = torch.stack([sketch.squares[role] for sketch in sketches for role in _ROLES]).double().sqrt_()
+    lengths = lengths.view(len(sketches), len(_ROLES), -1)
+    gate_rows, up_rows = (torch.stack([sketch.sampled[role] for sketch in sketches]) for role in _ROLES[:2])
+    return [
+        Screened(GateScreen(gate, up, *of.balances, *of.spreads), sketch.neurons, of.idle, z, numbers)
+        for sketch, gate, up, of, z, numbers in zip(
+            sketches,
+            gates,
+            ups,
+            length_numbers(lengths),
+            pairing_zs(gate_rows, up_rows),
+            neuron_numbers(_ROLES, lengths, sketches[0].width),
+            strict=True,
+        )
+    ]

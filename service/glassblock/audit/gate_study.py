@@ -155,7 +155,7 @@ def _closely(plan: GatePlan, again: Again, level: float) -> GateLayer:
     declared = plan.fused
     stored = None
     if declared is not None:
-        screens = layout_screens(loaded.first, seed=plan.layer, declared=declared.groups)
+        screens = layout_screens(loaded.first, declared=declared.groups)
         stored = _only(screen.layout for screen in screens)
     relaid = stored is not None and declared is not None and stored.groups != declared.groups
     statistics = _evidence(loaded.split(stored if relaid else declared), plan, again, level)

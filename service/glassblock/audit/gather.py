@@ -42,7 +42,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_chunks
 from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
-from glassblock.numerics.squared_lengths import row_squares
+from glassblock.numerics.squared_lengths import row_squares, sum_of
 
 CPU_CHUNK_BYTES = 2 << 20
 """A piece that stays in a cache while it is looked at several times."""
@@ -244,7 +244,7 @@ class _Pass:
         with self.reading(entry):
             for piece in pieces:
                 rows = self._wide.rows_of(piece, width) if float_codes else None
-                sketch = sketch.and_then(piece, None if rows is None else float(rows.squares.sum(dtype=torch.float64)))
+                sketch = sketch.and_then(piece, None if rows is None else sum_of(rows.squares))
                 if rows is not None:
                     self._measure(entry, piece, rows, passed)
                     if taps:  # of tensors that come in whole rows

@@ -94,7 +94,7 @@ class NetworkSketch:
     Attributes:
         network: Its tensors.
         neurons, width: m and d.
-        signs: Makes the signs that its sums are taken with; None where only lengths are wanted.
+        summed: Whether signed sums are wanted, or lengths alone.
         device: Where the rows are.
         closed: Called with the sketch once all of it has gone by.
         sums: Of gate and up.
@@ -105,7 +105,7 @@ class NetworkSketch:
     network: NetworkTensors
     neurons: int
     width: int
-    signs: Callable[[], Float[Tensor, "signs m"]] | None
+    summed: bool
     device: torch.device
     closed: Callable[["NetworkSketch"], None]
     sums: dict[Role, SignSums] = field(default_factory=dict[Role, SignSums])
@@ -188,10 +188,10 @@ class NetworkSketch:
 
         def give(rows: Rows, start: int) -> None:
             if role not in self._working:
-                if role == "down" or self.signs is None:
+                if role == "down" or not self.summed:
                     self._working[role] = _Lengths(self.neurons, columns=columns, device=self.device)
                 else:
-                    self._working[role] = _Sums(self.signs(), self.width, columns=columns, device=self.device)
+                    self._working[role] = _Sums(self.neurons, self.width, columns=columns, device=self.device)
             self._working[role].add(rows, start)
 
         return give
@@ -211,9 +211,8 @@ class NetworkSketch:
 class _Sums:
     """Signed sums over rows or columns, and a few neurons kept."""
 
-    def __init__(self, signs: Tensor, width: int, *, columns: bool, device: torch.device) -> None:
-        neurons = signs.shape[1]
-        self._sums = (ColumnSums if columns else RowSums)(signs, width, device)
+    def __init__(self, neurons: int, width: int, *, columns: bool, device: torch.device) -> None:
+        self._sums = (ColumnSums if columns else RowSums)(neurons, width, device)
         self._step = max(1, neurons // SAMPLED)
         self.sampled = torch.zeros(len(range(0, neurons, self._step)[:SAMPLED]), width, device=device)
 

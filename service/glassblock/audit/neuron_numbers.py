@@ -60,33 +60,52 @@ class RowNumbers(NamedTuple):
     zero: int
 
 
-def neuron_numbers(squares: Mapping[Role, Float[Tensor, " m"]], width: int) -> NeuronNumbers:
-    """From the squared length of each neuron in each projection."""
-    roles, lengths = tuple(squares), torch.stack(list(squares.values())).double().sqrt_()
-    gate, up = (lengths[roles.index(role)] if role in roles else None for role in ("gate", "up"))
-    if up is None:
-        raise ValueError("every network has an up projection")
-    loud = up if gate is None else up * gate
+def neuron_numbers(
+    roles: tuple[Role, ...], lengths: Float[Tensor, "networks roles m"], width: int
+) -> list[NeuronNumbers]:
+    """From the length of each neuron in each projection, network by network; every network has an up projection.
+
+    Where all are finite and none is zero, as nearly always, they are looked at together.
+    """
     low, high = (float(extreme) for extreme in torch.aminmax(lengths))
-    plain = low > 0 and high < math.inf  # nearly always; so what follows is skipped
-    loud = loud if plain else torch.where(loud.isfinite(), loud, -1.0)
-    first = int(loud.argmax())
-    loudest = Loudest(first, None if gate is None else float(gate[first]), float(up[first]))
-    if plain:
-        deviation, mean = torch.std_mean(lengths, 1)
-        several = lengths.shape[1] > 1
-        spreads = cast("list[float]", (deviation / mean).tolist()) if several else [None] * len(roles)
-        spread = dict(zip(roles, spreads, strict=True))
-        return NeuronNumbers(len(loud), width, dict.fromkeys(roles, 0), spread, loudest)
+    neurons = lengths.shape[2]
+    if not (low > 0 and high < math.inf) or neurons < 2:
+        return [_closely(roles, network, width) for network in lengths]
+    deviation, mean = torch.std_mean(lengths, 2)
+    spreads = cast("list[list[float]]", (deviation / mean).tolist())
+    firsts = _loudness(roles, lengths).argmax(1)
+    at = cast("list[list[float]]", lengths[torch.arange(len(lengths)), :, firsts].tolist())
+    none = dict.fromkeys(roles, 0)
+    return [
+        NeuronNumbers(neurons, width, none, dict(zip(roles, spread, strict=True)), _loudest(roles, first, there))
+        for spread, first, there in zip(spreads, cast("list[int]", firsts.tolist()), at, strict=True)
+    ]
+
+
+def _closely(roles: tuple[Role, ...], lengths: Float[Tensor, "roles m"], width: int) -> NeuronNumbers:
+    """Of one network, in which neurons may be zero or infinite."""
+    loudness = _loudness(roles, lengths[None])[0]
+    loudness = torch.where(loudness.isfinite(), loudness, -1.0)
+    first = int(loudness.argmax())
     zeros = lengths == 0
     some = zeros & ~zeros.all(0)
     return NeuronNumbers(
-        len(loud),
+        lengths.shape[1],
         width,
         {role: _bits(none) for role, none in zip(roles, some, strict=True)},
         {role: _spread(length) for role, length in zip(roles, lengths, strict=True)},
-        loudest if float(loud[first]) > 0 else None,
+        _loudest(roles, first, cast("list[float]", lengths[:, first].tolist())) if float(loudness[first]) > 0 else None,
     )
+
+
+def _loudness(roles: tuple[Role, ...], lengths: Float[Tensor, "networks roles m"]) -> Float[Tensor, "networks m"]:
+    up = lengths[:, roles.index("up")]
+    return lengths[:, roles.index("gate")] * up if "gate" in roles else up
+
+
+def _loudest(roles: tuple[Role, ...], neuron: int, lengths: list[float]) -> Loudest:
+    there = dict(zip(roles, lengths, strict=True))
+    return Loudest(neuron, there.get("gate"), there["up"])
 
 
 def noise_spread(width: int, rows: int, *, deviations: float) -> float:
@@ -125,7 +144,7 @@ class Weighed:
                 size = None if (layer, network.expert) in planned else _sizes(network, unread)
                 if size is not None:
                     closed = partial(self._closed, (layer, network.expert), size[1])
-                    yield NetworkSketch(network, *size, None, self.device, closed)
+                    yield NetworkSketch(network, *size, summed=False, device=self.device, closed=closed)
 
     def beside_experts(
         self, layers: Mapping[int, LayerTensors], entries: Mapping[str, TensorEntry], unread: Container[str]
@@ -141,7 +160,8 @@ class Weighed:
                     yield entry, self._tap(entry)
 
     def _closed(self, key: Key, width: int, sketch: NetworkSketch) -> None:
-        self.networks[key] = neuron_numbers(sketch.squares, width)
+        roles, lengths = tuple(sketch.squares), torch.stack(list(sketch.squares.values())).double().sqrt_()
+        self.networks[key] = neuron_numbers(roles, lengths[None], width)[0]
 
     def _tap(self, entry: TensorEntry) -> Tap:
         rows, width = entry.shape

@@ -106,7 +106,8 @@ class WeighedNetworks:
     def sketches(self, device: torch.device) -> Iterator[NetworkSketch]:
         """One for each of them, to be fed."""
         for layer, (network, neurons, width) in self._networks.items():
-            yield NetworkSketch(network, neurons, width, None, device, partial(self._closed, layer))
+            closed = partial(self._closed, layer)
+            yield NetworkSketch(network, neurons, width, summed=False, device=device, closed=closed)
 
     def idle(self, biases: Mapping[str, Tensor]) -> dict[int, int]:
         """How many neurons of each are zero in every projection and in every bias.

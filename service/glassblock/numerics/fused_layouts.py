@@ -14,7 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from glassblock.numerics.gate_or_up import UP_IS_SUSPICIOUS
-from glassblock.numerics.sign_screen import RowSums, SignScreen, screen_signs, screened
+from glassblock.numerics.sign_screen import RowSums, SignScreen, screened
 
 RANKS = (2, 4, 8, 16)
 TILES = (16, 32, 64, 128)
@@ -74,13 +74,12 @@ def split_rows(
     return (first, second) if layout.gate_first else (second, first)
 
 
-def layout_screens(fused: Float[Tensor, "two_m d"], *, seed: int, declared: int = 1) -> tuple[LayoutScreen, ...]:
-    """Both sides of every candidate, screened with the same signs; `declared` is one, whatever its number of groups."""
+def layout_screens(fused: Float[Tensor, "two_m d"], *, declared: int = 1) -> tuple[LayoutScreen, ...]:
+    """Both sides of every candidate, screened; `declared` is one, whatever its number of groups."""
     neurons, width = len(fused) // 2, fused.shape[1]
-    signs = screen_signs(neurons, seed=seed)
 
     def screen(rows: Tensor) -> SignScreen:
-        sums = RowSums(signs, width, rows.device)
+        sums = RowSums(neurons, width, rows.device)
         sums.add(rows, 0)
         return screened(sums.finish())
 

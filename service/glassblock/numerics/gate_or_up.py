@@ -84,8 +84,8 @@ it (`least_log10_p`); below, none of 880 was."""
 
 
 SPREAD_ENOUGH = 400.0
-"""Variance v, as drawn, from which a small z rules a conviction out: twice the 200 from which it would do, since
-fifteen draws tell v within a factor of two."""
+"""Variance v, as the screen estimates it, from which a small z rules a conviction out: twice the 200 from which it would do, since
+fifteen others tell v within a factor of two."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class GateScreen:
     """What one look at the weights of a layer (or expert) shows, under the names they carry.
 
     Attributes:
-        gate, up: T of the two projections, with a few drawn ones.
+        gate, up: T of the two projections, beside its others.
         balance_gate, balance_up, gate_lengths, up_lengths, down_lengths: As those of `GateUpEvidence`.
     """
 

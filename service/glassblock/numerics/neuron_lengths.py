@@ -24,28 +24,42 @@ class LengthNumbers(NamedTuple):
     idle: int
 
 
-def length_numbers(lengths: Float[Tensor, "3 m"]) -> LengthNumbers:
-    """From the lengths of each neuron's rows of gate and up and of its column of down.
+def length_numbers(lengths: Float[Tensor, "networks 3 m"]) -> list[LengthNumbers]:
+    """From the lengths of each neuron's rows of gate and up and of its column of down, network by network.
 
-    Where all are finite and none is zero, as nearly always, the three are looked at together: an audit does this once
-    for every network.
+    Where all are finite and none is zero, as nearly always, they are looked at together: an audit does this for every
+    network.
     """
-    gate, up, down = lengths
     low, high = (float(extreme) for extreme in torch.aminmax(lengths))
-    if not (low > 0 and high < math.inf) or lengths.shape[1] < 2:
-        return LengthNumbers(
-            (log_length_correlation(gate, down), log_length_correlation(up, down)),
-            (spread_of(gate), spread_of(up), spread_of(down)),
-            int((lengths == 0).all(0).sum()),
-        )
-    least, most = torch.aminmax(lengths, dim=1)
-    ends = torch.stack([least, lengths.median(1).values, most], 1)
-    spreads = [Spread(*numbers) for numbers in cast("list[list[float]]", ends.tolist())]
+    if not (low > 0 and high < math.inf) or lengths.shape[2] < 2:
+        return [_closely(*network) for network in lengths]
+    least, most = torch.aminmax(lengths, dim=2)
+    ends = torch.stack([least, lengths.median(2).values, most], 2)
     logs = lengths.log()
-    logs -= logs.mean(1, keepdim=True)
-    products = logs @ logs.T
-    deviations = products.diagonal().sqrt()
-    flat = cast("list[bool]", (deviations / math.sqrt(lengths.shape[1] - 1) < EQUAL_LENGTHS).tolist())
-    cosines = cast("list[float]", (products[2] / (deviations * deviations[2])).clamp(-1, 1).tolist())
-    balances = [None if flat[2] or flat[place] else cosines[place] for place in (0, 1)]
-    return LengthNumbers((balances[0], balances[1]), (spreads[0], spreads[1], spreads[2]), 0)
+    logs -= logs.mean(2, keepdim=True)
+    products = logs @ logs.mT
+    deviations = products.diagonal(dim1=1, dim2=2).sqrt()
+    flat = deviations / math.sqrt(lengths.shape[2] - 1) < EQUAL_LENGTHS
+    cosines = (products[:, 2] / (deviations * deviations[:, 2:])).clamp(-1, 1)
+    return [
+        LengthNumbers(
+            (None if of[2] or of[0] else gate, None if of[2] or of[1] else up),
+            (Spread(*three[0]), Spread(*three[1]), Spread(*three[2])),
+            0,
+        )
+        for of, (gate, up, _), three in zip(
+            cast("list[list[bool]]", flat.tolist()),
+            cast("list[list[float]]", cosines.tolist()),
+            cast("list[list[list[float]]]", ends.tolist()),
+            strict=True,
+        )
+    ]
+
+
+def _closely(gate: Float[Tensor, " m"], up: Float[Tensor, " m"], down: Float[Tensor, " m"]) -> LengthNumbers:
+    """Of one network, in which neurons may be zero or infinite."""
+    return LengthNumbers(
+        (log_length_correlation(gate, down), log_length_correlation(up, down)),
+        (spread_of(gate), spread_of(up), spread_of(down)),
+        int(((gate == 0) & (up == 0) & (down == 0)).sum()),
+    )

@@ -5,6 +5,7 @@ cosines sum to more than those of a random pairing. The sum looks at lines, not 
 """
 
 import math
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -21,25 +22,32 @@ def pairing_z(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> float 
 
     Mean and variance over all n! pairings are exact (Hoeffding 1951, equations 9 and 10). None where rows do not vary.
     """
-    n = len(left)
+    return pairing_zs(left[None], right[None])[0]
+
+
+def pairing_zs(left: Float[Tensor, "pairs n d"], right: Float[Tensor, "pairs n d"]) -> list[float | None]:
+    """The same of several pairs of weights at once."""
+    pairs, n, _ = left.shape
     if n < 2:
-        return None
-    squares = _squared_cosines(torch.cat([left, right]).float(), n)  # at once, for this is done for every network
-    centred = squares - squares.mean(0) - squares.mean(1, keepdim=True) + squares.mean()
-    variance = float(centred.square_().sum()) / (n - 1)
-    excess = float(squares.trace()) - float(squares.sum()) / n
-    return excess / math.sqrt(variance) if variance > 0 else None
+        return [None] * pairs
+    squares = _squared_cosines(torch.cat([left, right], 1).float(), n)
+    total = squares.sum((1, 2))
+    centred = squares - squares.mean(1, keepdim=True) - squares.mean(2, keepdim=True) + (total / n**2)[:, None, None]
+    variances = centred.square_().sum((1, 2)) / (n - 1)
+    excesses = squares.diagonal(dim1=1, dim2=2).sum(1) - total / n
+    both = zip(cast("list[float]", excesses.tolist()), cast("list[float]", variances.tolist()), strict=True)
+    return [excess / math.sqrt(variance) if variance > 0 else None for excess, variance in both]
 
 
-def _squared_cosines(rows: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "n n"]:
+def _squared_cosines(rows: Float[Tensor, "pairs rows d"], n: int) -> Float[Tensor, "pairs n n"]:
     """Of each of the first n rows and each of the others; zero beside a row without a direction."""
-    mean = rows.mean(1, keepdim=True)
+    mean = rows.mean(2, keepdim=True)
     centred = rows - mean
     lengths = row_squares(centred)
-    before = lengths + rows.shape[1] * mean[:, 0].square()
+    before = lengths + rows.shape[2] * mean[..., 0].square()
     low, high = (float(extreme) for extreme in torch.aminmax(lengths))
     if low > _LEAST and high < _MOST and bool((lengths > CONSTANT_ROW**2 * before).all()):  # as nearly always
-        products = (centred[:n] @ centred[n:].T).square_()
-        return products.div_(lengths[:n, None]).div_(lengths[n:])
-    units = centred_unit_rows(rows).rows
-    return (units[:n] @ units[n:].T).square_()
+        products = (centred[:, :n] @ centred[:, n:].mT).square_()
+        return products.div_(lengths[:, :n, None]).div_(lengths[:, None, n:])
+    units = centred_unit_rows(rows.flatten(0, 1)).rows.view_as(rows)
+    return (units[:, :n] @ units[:, n:].mT).square_()

@@ -19,7 +19,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
-from glassblock.numerics.rotary_forms import DynamicForm, LongRopeForm, RotaryForm, form_frequencies, form_scaling
+from glassblock.numerics.rotary_forms import (
+    DynamicForm,
+    LongRopeForm,
+    RotaryForm,
+    YarnForm,
+    form_frequencies,
+    form_scaling,
+)
 
 
 class Arrangement(StrEnum):
@@ -49,10 +56,13 @@ class Rotary:
         form: How they are changed for long sequences.
         arrangement: Which channels make a pair.
         precision: Where the cast from float32 is.
+        over: What takes the place of `dim` in the frequencies; None for `dim` itself. One less where a config asks for
+            an odd number of channels and the model turns one more (GPT-NeoX in transformers).
 
     Raises:
         InvalidValue: `dim` is odd or not positive, or 2 in the dynamic form, or theta is not above one; or LongRoPE's
-            factors are not dim/2, or its original context is no longer than a token.
+            factors are not dim/2, or its original context is no longer than a token; or `over` is another number, or
+            given in the YaRN form, which has none for it.
     """
 
     dim: int
@@ -60,6 +70,7 @@ class Rotary:
     form: RotaryForm
     arrangement: Arrangement = Arrangement.HALVES
     precision: RotaryPrecision = RotaryPrecision.ROUNDED
+    over: int | None = None
 
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
@@ -83,11 +94,18 @@ class Rotary:
                         hint="Give one factor for each pair of channels.",
                         field=name,
                     )
-        if isinstance(self.form, DynamicForm) and self.dim == 2:
+        if isinstance(self.form, DynamicForm) and self._over == 2:
             raise InvalidValue(
                 "the dynamic form of rotary positions turns more than one pair: its base grows by dim / (dim - 2)",
                 hint="Use another form.",
                 field="dim",
+            )
+        whole = self.over in {None, self.dim}
+        if not whole and (self.over != self.dim - 1 or isinstance(self.form, YarnForm)):
+            raise InvalidValue(
+                f"frequencies of {self.dim} channels over {self.over} in the form {type(self.form).__name__}",
+                hint="Give the number of channels, or one less in another form than YaRN's.",
+                field="over",
             )
         # Once, and before anything is differentiated: within a transform of torch.func it would belong to that alone.
         _ = self.frequencies
@@ -96,7 +114,12 @@ class Rotary:
     def frequencies(self) -> Tensor:
         """`[dim / 2]` float32, the angle per position of each pair, in a sequence that outgrows nothing."""
         with torch.inference_mode(mode=False):
-            return form_frequencies(self.form, self.dim, self.theta, tokens=None)
+            return form_frequencies(self.form, self._over, self.theta, tokens=None)
+
+    @property
+    def _over(self) -> int:
+        """What the frequencies are over."""
+        return self.dim if self.over is None else self.over
 
 
 class RotaryTable(NamedTuple):
@@ -116,7 +139,9 @@ def inverse_frequencies(rotary: Rotary, *, tokens: int | None = None) -> Float[T
     """
     if tokens is None:
         return rotary.frequencies
-    return form_frequencies(rotary.form, rotary.dim, rotary.theta, tokens=tokens)
+    return form_frequencies(
+        rotary.form, rotary.dim if rotary.over is None else rotary.over, rotary.theta, tokens=tokens
+    )
 
 
 def attention_scaling(rotary: Rotary) -> float:

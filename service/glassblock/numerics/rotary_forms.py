@@ -160,7 +160,7 @@ def form_frequencies(form: RotaryForm, dim: int, theta: float, *, tokens: int | 
 
     Args:
         form: The rule.
-        dim: How many channels are turned.
+        dim: How many channels are turned, or one less (`numerics.rotary.Rotary.over`).
         theta: The base.
         tokens: The highest position plus one; None for a sequence in bounds.
     """

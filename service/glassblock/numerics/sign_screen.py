@@ -1,11 +1,21 @@
-"""The sign symmetry in one look at a weight: T and a few drawn T from sums over pieces of it, nothing held whole.
+"""The sign symmetry in one look at a weight: T beside fifteen others from sums over pieces, nothing held whole.
 
-With w_i the centred rows of W and s_i fair signs, T = | sum_i c_i w_i |^2 / sum_i c_i^2 |w_i|^2 has expectation 1 for
-any scale c_i that is blind to signs. Fifteen draws of it and T itself are one small matrix times the weight, and that
-product adds up over pieces. So a weight of any size costs one pass, 16 sums of d numbers and three numbers per neuron.
+With w_i the centred rows of W and s_i fair signs, T = | sum_i s_i c_i w_i |^2 / sum_i c_i^2 |w_i|^2 has expectation 1
+for any scale c_i that is blind to signs. T itself, with all signs positive, stands beside fifteen others, under
+fifteen patterns of signs that repeat every fifteen neurons. All sixteen follow from fifteen sums: neuron i is added to
+sum i mod 15, and a small matrix turns these into the signed ones. Sums add up over pieces. So a weight of any size
+costs one pass over its numbers, 15 sums of d numbers and two numbers per neuron.
 
-**What it is for.** z = (T - 1) / sqrt(mean (T_k - 1)^2): the drawn T_k scatter about 1, which is exact, so no draw is
-spent on a mean. It screens: a weight with a small z is not worth the certified test. It convicts nobody.
+**Why these signs.** They are the simplex code: the rows of a Hadamard matrix of order sixteen without its first
+column. So they are closed under multiplication, and that is what a randomisation test asks of its transformations
+(Lehmann and Romano, Testing Statistical Hypotheses, 3rd edition, theorem 15.2.1): where each neuron's sign is a fair
+coin, T is any of the sixteen with the same chance. Any two patterns, and each with T's own, have a correlation of
+-1/15, so the others scatter as independent ones do, and of what all neurons share a 225th part is left in them. The
+length is odd, for rows lie in turns of two, four or eight where gate and up are interleaved, and signs in step with
+those would show them.
+
+**What it is for.** z = (T - 1) / sqrt(mean (T_k - 1)^2): the T_k scatter about 1, which is exact, so none is spent on a
+mean. It screens: a weight with a small z is not worth the certified test. It convicts nobody.
 
 **Why a small z rules the certificate out.** With mu_j >= -1 the eigenvalues of G - I and v = sum mu_j^2, the variance
 of m T is 2 v, so an excess e = m (T - 1) is e = z sqrt(2 v). Since -log(1 - x) >= x + x^2 / (2 (1 + |x|)) for x < 1
@@ -20,6 +30,7 @@ which is -z^2 / 2 as v grows. At z = 3 that is -4.5: a p-value of 0.011 at best,
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, cast
 
 import torch
@@ -28,7 +39,12 @@ from torch import Tensor
 
 from glassblock.numerics.squared_lengths import column_squares, row_squares
 
-DRAWS = 15  # with T itself sixteen rows, a whole number of vectors in every product of matrices
+PATTERNS = 16
+"""Patterns of signs, T's own among them."""
+
+TURN = PATTERNS - 1
+"""Neurons after which they repeat."""
+
 _BLOCK_ENTRIES = 2**20  # a block in float32 that stays in a core's cache
 _LEAST_ROWS = 32  # from so many entries of each column its scale is taken
 _CONSTANT = 1e-4  # of a row's square: deviations from the mean that float32 may not tell from rounding
@@ -39,11 +55,11 @@ class SignScreen(NamedTuple):
 
     Attributes:
         statistic: T; NaN where an entry is not finite.
-        z: T's excess over 1 in root mean squares of the drawn excesses; NaN where there is none.
-        above: Whether T exceeds every draw.
+        z: T's excess over 1 in root mean squares of the others' excesses; NaN where there is none.
+        above: Whether T exceeds every other.
         rows: Neurons with a direction.
         dropped: Neurons without: zero, or constant.
-        variance: v of `least_log10_p`, from the scatter of the drawn T; NaN where it cannot be told.
+        variance: v of `least_log10_p`, from the scatter of the others; NaN where it cannot be told.
     """
 
     statistic: float
@@ -63,44 +79,52 @@ class SignScreen(NamedTuple):
 
 
 class SignSums(NamedTuple):
-    """The sums of one weight, under T's own signs and under the drawn ones.
+    """The sums of one weight.
 
     Attributes:
-        sums: `[1 + draws, d]` float64: of the scaled centred rows, the first with all signs positive.
-        energy: Sum of the squared lengths of these rows, which the drawn squared lengths have as expectation.
+        sums: `[turn, d]` float32: of the scaled rows, neuron i in sum i mod 15. The means of the rows are in them, and
+            are the means of the sums.
+        energy: Sum of the squared lengths of the scaled rows without their means.
         rows, dropped: Neurons with and without a direction.
     """
 
-    sums: Float[Tensor, "signs d"]
+    sums: Float[Tensor, "turn d"]
     energy: float
     rows: int
     dropped: int
 
 
-def screen_signs(neurons: int, *, seed: int) -> Float[Tensor, "signs m"]:
-    """One row of ones and `DRAWS` rows of seeded fair signs, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    coins = torch.randint(0, 2, (1 + DRAWS, neurons), generator=generator, dtype=torch.int8)
-    coins[0] = 1
-    return coins.mul_(2).sub_(1).index_fill_(0, torch.tensor([0]), 1).float()
+@cache
+def sign_patterns(device: torch.device) -> Float[Tensor, "patterns turn"]:
+    """Sylvester's Hadamard matrix (1867) less its first column, float64: the first row is ones."""
+    matrix = torch.ones(1, 1, dtype=torch.float64, device=device)
+    while len(matrix) < PATTERNS:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix[:, 1:].contiguous()
 
 
 def screened(sums: SignSums) -> SignScreen:
     """T and its z from the sums of one weight."""
-    return _screened(sums.sums, sums.energy, sums.rows, sums.dropped)
+    return screens([sums])[0]
+
+
+def screens(weights: Sequence[SignSums]) -> list[SignScreen]:
+    """The same of several weights of one width."""
+    squares = _signed_squares(torch.stack([weight.sums for weight in weights]))
+    both = zip(squares, weights, strict=True)
+    return [_screened(signed, weight.energy, weight.rows, weight.dropped) for signed, weight in both]
 
 
 def screened_together(parts: Sequence[SignSums]) -> SignScreen:
     """T of the sum of several weights, neuron by neuron, with one sign for each neuron index.
 
     Experts that were copied from one network share the signs of their neurons; others do not. Flipping a neuron in all
-    of them at once is a symmetry in either case. The energy of the summed rows is not known from sums; the drawn
+    of them at once is a symmetry in either case. The energy of the summed rows is not known from sums; the signed
     squared lengths scatter about it, so it is taken as their mean.
     """
-    total = torch.stack([part.sums for part in parts]).sum(0)
-    energy = float(total[1:].square().sum(1).mean())
+    (squares,) = _signed_squares(torch.stack([part.sums for part in parts]).sum(0, keepdim=True, dtype=torch.float64))
     rows = max(part.rows for part in parts)
-    return _screened(total, energy, rows, min(part.dropped for part in parts))
+    return _screened(squares, sum(squares[1:]) / (PATTERNS - 1), rows, min(part.dropped for part in parts))
 
 
 def least_log10_p(z: float, variance: float) -> float:
@@ -126,24 +150,20 @@ class RowSums:
     """Sums over the rows of a weight `[m, d]`, each row scaled to unit length once its mean is taken off.
 
     Attributes:
-        signs: `[1 + draws, m]`, from `screen_signs`.
-        width: d.
+        neurons, width: m and d.
         device: Where the rows are.
         squares: `[m]`, squared lengths of the rows as they are, mean and all.
     """
 
-    signs: Float[Tensor, "signs m"]
+    neurons: int
     width: int
     device: torch.device
     squares: Float[Tensor, " m"] = field(init=False)
 
     def __post_init__(self) -> None:
-        neurons = self.signs.shape[1]
-        self.signs = self.signs.to(self.device)
-        self.squares = torch.zeros(neurons, device=self.device)
-        self._sums = torch.zeros(len(self.signs), self.width, device=self.device)
-        self._shift = torch.zeros(len(self.signs), device=self.device)
-        self._kept = torch.zeros(neurons, dtype=torch.bool, device=self.device)
+        self.squares = torch.zeros(self.neurons, device=self.device)
+        self._sums = torch.zeros(TURN, 1, self.width, device=self.device)
+        self._kept = torch.zeros(self.neurons, dtype=torch.bool, device=self.device)
 
     def add(self, rows: Float[Tensor, "r d"], start: int, squares: Float[Tensor, " r"] | None = None) -> None:
         """The rows from neuron `start` on, and their squared lengths where the caller has them."""
@@ -152,20 +172,28 @@ class RowSums:
             block = rows[first : first + step]
             span = slice(start + first, start + first + len(block))
             wide = block.to(torch.float32)
-            mean = wide.mean(1)
             length = (row_squares(wide) if squares is None else squares[first : first + step]).to(torch.float32)
-            centred = length - self.width * mean.square()
+            centred = length - self.width * wide.mean(1).square_()
             kept = centred > _CONSTANT * length
-            scaled = self.signs[:, span] * centred.rsqrt().where(kept, 0.0)
-            self._sums.addmm_(scaled, wide)
-            self._shift.addmv_(scaled, mean)
+            self._add(wide, centred.rsqrt_().where(kept, 0.0), span.start)
             self.squares[span], self._kept[span] = length, kept
+
+    def _add(self, rows: Tensor, scale: Tensor, start: int) -> None:
+        """Neuron i to sum i mod 15: whole turns at once, and what lies before and after them."""
+        head = min(-start % TURN, len(rows))
+        turns, tail = divmod(len(rows) - head, TURN)
+        body = slice(head, len(rows) - tail)
+        for part, place, length in ((slice(head), start % TURN, head), (slice(body.stop, len(rows)), 0, tail)):
+            if length:
+                self._sums[place : place + length, 0] += scale[part, None] * rows[part]
+        if turns:
+            weights = scale[body].view(turns, TURN).T[:, None]
+            self._sums.baddbmm_(weights, rows[body].reshape(turns, TURN, -1).transpose(0, 1))
 
     def finish(self) -> SignSums:
         """What they come to."""
-        kept = int(self._kept.sum())
-        sums = (self._sums - self._shift[:, None]).to("cpu", torch.float64)
-        return SignSums(sums, float(kept), kept, len(self._kept) - kept)
+        kept = int(torch.count_nonzero(self._kept))
+        return SignSums(self._sums[:, 0].cpu(), float(kept), kept, self.neurons - kept)
 
 
 @dataclass
@@ -176,17 +204,17 @@ class ColumnSums:
     Attributes as those of `RowSums`.
     """
 
-    signs: Float[Tensor, "signs m"]
+    neurons: int
     width: int
     device: torch.device
     squares: Float[Tensor, " m"] = field(init=False)
 
     def __post_init__(self) -> None:
-        neurons = self.signs.shape[1]
-        self.signs = self.signs.to(self.device)
-        self.squares = torch.zeros(neurons, device=self.device)
-        self._totals = torch.zeros(neurons, device=self.device)
-        self._sums = torch.zeros(len(self.signs), self.width, device=self.device)
+        # Row k has a one for each neuron of sum k.
+        self._turns = torch.eye(TURN, device=self.device).repeat(1, -(-self.neurons // TURN))[:, : self.neurons]
+        self.squares = torch.zeros(self.neurons, device=self.device)
+        self._totals = torch.zeros(self.neurons, device=self.device)
+        self._sums = torch.zeros(TURN, self.width, device=self.device)
         self._scale: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "r m"], start: int) -> None:
@@ -199,8 +227,8 @@ class ColumnSums:
                 length = squares.sqrt()
                 floor = 0.1 * length.median()
                 self._scale = 1 / (length.clamp_min(float(floor)) if float(floor) > 0 else torch.ones_like(length))
-                self.signs = self.signs * self._scale
-            self._sums[:, start + first : start + first + len(wide)] = self.signs @ wide.T
+                self._turns = self._turns * self._scale
+            self._sums[:, start + first : start + first + len(wide)] = self._turns @ wide.T
             self._totals += wide.sum(0)
             self.squares += squares
 
@@ -211,15 +239,22 @@ class ColumnSums:
         centred = self.squares - self.width * mean.square()
         kept = centred > _CONSTANT * self.squares
         energy = float((centred * scale.square()).where(kept, 0.0).sum(dtype=torch.float64))
-        sums = (self._sums - (self.signs @ mean)[:, None]).to("cpu", torch.float64)
-        rows = int(kept.sum())
-        return SignSums(sums, energy, rows, len(kept) - rows)
+        rows = int(torch.count_nonzero(kept))
+        return SignSums(self._sums.cpu(), energy, rows, self.neurons - rows)
 
 
-def _screened(sums: Tensor, energy: float, rows: int, dropped: int) -> SignScreen:
+def _signed_squares(sums: Float[Tensor, "weights turn d"]) -> list[list[float]]:
+    """The squared length of the sum under each pattern, T's own first."""
+    sums = sums.double()
+    patterns = sign_patterns(sums.device)
+    return cast("list[list[float]]", row_squares(patterns @ (sums - sums.mean(2, keepdim=True))).tolist())
+
+
+def _screened(squares: Sequence[float], energy: float, rows: int, dropped: int) -> SignScreen:
+    """From the squared length of the sum under each pattern, T's own first."""
     if not energy > 0:
         return SignScreen(math.nan, math.nan, above=False, rows=rows, dropped=dropped)
-    statistic, *drawn = cast("list[float]", (row_squares(sums) / energy).tolist())
-    spread = math.sqrt(sum((value - 1) ** 2 for value in drawn) / len(drawn))
+    statistic, *others = (square / energy for square in squares)
+    spread = math.sqrt(sum((value - 1) ** 2 for value in others) / len(others))
     z = (statistic - 1) / spread if spread > 0 else math.nan
-    return SignScreen(statistic, z, statistic > max(drawn), rows, dropped, variance=(rows * spread) ** 2 / 2)
+    return SignScreen(statistic, z, statistic > max(others), rows, dropped, variance=(rows * spread) ** 2 / 2)

@@ -14,13 +14,20 @@ from torch import Tensor
 _BLOCK_ROWS = 32  # added one after the other; of more rows, and all alike, rounding errors would add up too
 
 
-def row_squares(matrix: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
-    """The squared length of each row of a float32 or float64 matrix, in its dtype; infinite where that overflows."""
+def row_squares(matrix: Float[Tensor, "*r d"]) -> Float[Tensor, "*r"]:
+    """The squared length of each row of float32 or float64 matrices, in their dtype; infinite where that overflows."""
     if matrix.device.type != "cpu":
         return cast("Tensor", torch.linalg.vecdot(matrix, matrix))
     numbers = matrix.numpy()
     with np.errstate(over="ignore", invalid="ignore"):
         return torch.from_numpy(np.vecdot(numbers, numbers))
+
+
+def sum_of(squares: Float[Tensor, " r"]) -> float:
+    """Their sum, in float64."""
+    if squares.device.type != "cpu":
+        return float(squares.sum(dtype=torch.float64))
+    return float(squares.numpy().sum(dtype=np.float64))
 
 
 def column_squares(matrix: Float[Tensor, "r m"]) -> Float[Tensor, " m"]:

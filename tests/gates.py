@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from glassblock.checkpoint.layers import Expert, NetworkTensors, resolve_layer
+from glassblock.checkpoint.layer_map import resolve_layer
+from glassblock.checkpoint.layer_parts import Expert, NetworkTensors
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.numerics.fused_layouts import split_rows
 from safetensors.torch import load_file, save_file

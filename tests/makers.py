@@ -263,7 +263,7 @@ def _shape_of(tensor: Tensor | None) -> tuple[int, ...] | None:
 
 
 def _norm(norm: NormRow, tiny: Tiny, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    sizes = [tiny.of(size) for size in norm.width]
+    sizes = [tiny.of(size) for size in norm.width or ("head_dim",)]
     shape = sizes if norm.per_head else [prod(sizes)]
     if norm.has_gain:
         yield norm.gain, 1 - NORM_KINDS[norm.kind].offset + 0.2 * torch.randn(shape, generator=generator)

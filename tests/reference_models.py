@@ -18,7 +18,7 @@ import transformers
 from glassblock.checkpoint.conditions import Declares, Every
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.family import Architecture, NormRow, OverRootDepth, Setting
-from glassblock.checkpoint.layers import layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from torch import Tensor, nn
@@ -75,6 +75,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "helium": {"head_dim": 12},
+    "longcat_flash": {"head_dim": 8},
     "stablelm": {"partial_rotary_factor": 0.5},
     "esmc": {"num_key_value_heads": 4, "head_dim": 12},
     "kyutai_speech_to_text": {"audio_vocab_size": 20, "audio_pad_token_id": 19, "audio_bos_token_id": 18},
@@ -85,16 +86,35 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "input_size": 16,
     },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "gemma3n_text": {"activation_sparsity_pattern": [0.95, 0.0]},
+    # The last layer reuses keys and values, and heads of full attention are wider.
+    "gemma3n_text": {
+        "num_hidden_layers": 3,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0],
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "global_head_dim": 32,
+        "use_double_wide_mlp": True,
+    },
     "dbrx": {
-        "attn_config": {"rope_theta": 500.0, "kv_n_heads": 2},
+        "attn_config": {"rope_theta": 500.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
 }
 # What a flag cannot be turned without.
-TOGETHER: Mapping[tuple[str, str], Mapping[str, Any]] = {("internlm3", "mlp_bias"): {"attention_bias": True}}
+TOGETHER: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("internlm3", "mlp_bias"): {"attention_bias": True},
+    # transformers 5.24 runs layers that reuse keys with inputs of layers alone.
+    ("gemma4_text", "hidden_size_per_layer_input"): {"num_kv_shared_layers": 0},
+}
 # Other packages are needed, and another model type of the same row is built.
 NOT_BUILT = frozenset({"gemma3n"})
+# What the config of a part declares, and the code of the wrapper does not read.
+UNREAD: Mapping[str, tuple[str, ...]] = {"gemma3": ("final_logit_softcapping",)}
 # Tokens of so many streams at once.
 STREAMS: Mapping[str, int] = {"kyutai_speech_to_text": 33}
 # Layers that go on after the add of the feed-forward network: their output is not the block's.
@@ -165,9 +185,18 @@ class Reference:
         """Channels of the residual stream."""
         return SIZES["hidden_size"]
 
-    @cached_property
+    @property
     def calls(self) -> Mapping[nn.Module, "Call"]:
         """What each module read and returned while the whole model ran on `TOKENS`."""
+        return self._run[0]
+
+    @property
+    def logits(self) -> Tensor | None:
+        """What the model then returned as logits; None of a model without a head."""
+        return getattr(self._run[1], "logits", None)
+
+    @cached_property
+    def _run(self) -> tuple[Mapping[nn.Module, "Call"], Any]:
         found: dict[nn.Module, Call] = {}
 
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -179,10 +208,10 @@ class Reference:
 
         hooks = [module.register_forward_hook(keep, with_kwargs=True) for module in self.module.modules()]
         with torch.no_grad():
-            self.module(**_inputs(self.module))
+            output = self.module(**_inputs(self.module))
         for hook in hooks:
             hook.remove()
-        return found
+        return found, output
 
 
 class Call(NamedTuple):
@@ -244,8 +273,9 @@ def build(case: Case, row: Architecture, directory: Path) -> Reference:
         # Norms and biases of a fresh model are all ones or zeros, which would hide a gain in the wrong place.
         if tensor.ndim <= 1:
             tensor.data += 0.2 * torch.randn_like(tensor)
-        elif "embed" not in name and "wte" not in name:
-            tensor.data = torch.randn_like(tensor) * tensor.shape[-1] ** -0.5
+        else:
+            embedded = "embed" in name or "wte" in name
+            tensor.data = torch.randn_like(tensor) * (1.0 if embedded else tensor.shape[-1] ** -0.5)
     model.save_pretrained(directory)
     checkpoint = open_checkpoint(directory)
     return Reference(case, model, checkpoint, dict(_owners(model, checkpoint)))
@@ -255,6 +285,8 @@ def small_config(case: Case, row: Architecture) -> Any:
     """The smallest config of that type that still has every kind of layer, with an epsilon that is no default."""
     cls = transformers.CONFIG_MAPPING[case.model_type]
     values = _small(cls, row) | dict(OVERRIDES.get(case.model_type, {}))
+    for key in UNREAD.get(case.model_type, ()):
+        del values["text_config"][key]
     changes = dict(case.changes)
     for key in dict(changes):
         changes |= TOGETHER.get((case.model_type, key), {})
@@ -280,6 +312,9 @@ def _small(cls: Any, row: Architecture) -> dict[str, Any]:
         outer, dot, _ = key.partition(".")
         if outer in known:
             values[outer] = [SCALE + 0.125 * index for index in range(len(known[outer]))] if dot else SCALE
+    for key, value in known.items():
+        if key.endswith(_MULTIPLIERS) and isinstance(value, float | None):
+            values[key] = SCALE
     for name, sub in getattr(cls, "sub_configs", {}).items():
         part = getattr(default, name, None)
         if part is not None or hasattr(sub, "model_type"):
@@ -287,6 +322,8 @@ def _small(cls: Any, row: Architecture) -> dict[str, Any]:
     return values
 
 
+# Whatever multiplies, divides or caps something, whether a row knows of it or not.
+_MULTIPLIERS = ("_multiplier", "_softcapping", "logit_scale", "logits_scaling")
 _NEVER_NULL = frozenset({"num_key_value_heads", "head_dim", "num_experts_per_tok", "n_group", "topk_group"})
 
 

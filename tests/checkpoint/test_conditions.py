@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.conditions import (
+    AxisIs,
     Circumstances,
     Condition,
     Declares,
@@ -38,7 +39,7 @@ def config(**values: Any) -> ConfigFile:
 
 
 def at(layer: int = 0, **values: Any) -> Circumstances:
-    shapes: Mapping[str, tuple[int, ...]] = {"h.0.mlp.experts.0.w1": (4, 3)}
+    shapes: Mapping[str, tuple[int, ...]] = {"h.0.mlp.experts.0.w1": (4, 3), "h.0.norm.weight": (3,)}
     return Circumstances(
         lambda keys: next((values[key] for key in keys if key in values), None), layer, "h.0.", shapes.get
     )
@@ -55,6 +56,15 @@ def at(layer: int = 0, **values: Any) -> Circumstances:
         (FromLayer(Whole(("first",), 2)), at(2), True),
         (FromLayer(Whole(("first",), 2)), at(1, first=1), True),
         (FromLayer(Whole(("first",), 2)), at(1, first="1"), False),
+        (FromLayer(Whole(("layers",), 9), back=Whole(("reused",), 2)), at(6), False),
+        (FromLayer(Whole(("layers",), 9), back=Whole(("reused",), 2)), at(7), True),
+        (FromLayer(Whole(("layers",), 9), back=Whole(("reused",), 2)), at(4, layers=5, reused=1), True),
+        (FromLayer(Whole(("layers",), 9), back=Whole(("reused",), 2)), at(4, layers=5, reused=0), False),
+        (AxisIs("mlp.experts.0.w1", -1, "norm.weight"), at(), True),
+        (AxisIs("mlp.experts.0.w1", 0, "norm.weight"), at(), False),
+        (AxisIs("mlp.experts.0.w1", 2, "norm.weight"), at(), False),
+        (AxisIs("mlp.experts.0.w1", -1, "norm.bias"), at(), False),
+        (AxisIs("mlp.experts.0.w2", -1, "norm.weight"), at(), False),
         (EveryLayer(Whole((), 4), shift=1), at(3), True),
         (EveryLayer(Whole((), 4), shift=1), at(4), False),
         (EveryLayer(Whole(("step",), 4)), at(0, step=0), False),
@@ -82,10 +92,11 @@ def test_a_condition_names_the_keys_it_reads() -> None:
         (
             Declares(("a",), (1,)),
             LayerKind(("b",), ("x",), EveryLayer(Whole(("c",), 1), Whole(("d",), 0))),
-            Neither((LayerListed(("a",)), FromLayer(Whole(("e",), 0)), Holds("w"))),
+            Neither((LayerListed(("a",)), FromLayer(Whole(("e",), 0), back=Whole(("f",), 0)), Holds("w"))),
+            AxisIs("w", 0, "v"),
         )
     )
-    assert tuple(keys_of(condition)) == ("a", "b", "c", "d", "e")
+    assert tuple(keys_of(condition)) == ("a", "b", "c", "d", "e", "f")
 
 
 def test_variants_are_applied_in_order() -> None:

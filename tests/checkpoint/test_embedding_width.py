@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from glassblock.audit.audit import audit_checkpoint
-from glassblock.checkpoint.layers import embedding_rows, sample_embedding_rows
+from glassblock.checkpoint.embedding_rows import embedding_rows, sample_embedding_rows
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import FamilyMismatch

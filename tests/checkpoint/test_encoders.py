@@ -9,15 +9,9 @@ import pytest
 import torch
 import transformers
 from glassblock.checkpoint.architectures import BY_MODEL_TYPE
-from glassblock.checkpoint.families import encoders, vision
-from glassblock.checkpoint.layers import (
-    layer_tensors,
-    load_feed_forward,
-    load_norm,
-    load_wiring,
-    row_at,
-    shape_faults,
-)
+from glassblock.checkpoint.families import encoder_decoders, encoders, vision
+from glassblock.checkpoint.layer_map import layer_tensors, row_at, shape_faults
+from glassblock.checkpoint.layers import load_feed_forward, load_norm, load_wiring
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
@@ -205,4 +199,6 @@ def test_gains_called_gamma_are_found(tmp_path: Path) -> None:
 
 def test_every_row_said_to_be_executed_is_built_here() -> None:
     built = {BY_MODEL_TYPE[name.partition(" ")[0]].name for name in ENCODERS}
-    assert built == {row.name for row in (*encoders.ROWS, *vision.ROWS) if row.verified == "executed"}
+    assert built == {
+        row.name for row in (*encoder_decoders.ROWS, *encoders.ROWS, *vision.ROWS) if row.verified == "executed"
+    }

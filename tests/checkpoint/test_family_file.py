@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from glassblock.checkpoint.architectures import ARCHITECTURES
-from glassblock.checkpoint.conditions import Declares, FromLayer, Whole, either
+from glassblock.checkpoint.conditions import AxisIs, Declares, FromLayer, Whole, either
 from glassblock.checkpoint.family import OverRootDepth, Ratio, Setting, SizeSetting
 from glassblock.checkpoint.family_file import MAX_DEPTH, MAX_ITEMS, MAX_TEXT, parse_family_row
-from glassblock.checkpoint.layers import layer_tensors, shape_faults
+from glassblock.checkpoint.layer_map import layer_tensors, shape_faults
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.errors import GlassblockError, InvalidValue, UnknownFamily
 from makers import tiny_checkpoint
@@ -80,6 +80,21 @@ def test_only_the_differences_are_said() -> None:
     assert row.branch_scale == OverRootDepth(Setting((), 1.0), 2.0)
     assert row.layer_variants[0].when.of == (FromLayer(Whole(("dense",), 1)),)
     assert row.layer_variants[0].changes == {"feed_forward": None}
+
+
+def test_what_only_tensors_tell_is_null() -> None:
+    tall = {"if": "axis-is", "name": "mlp.up_proj.weight", "axis": 0, "of": "input_layernorm.weight"}
+    row = parse_family_row(
+        {
+            "like": "llama",
+            "logits": None,
+            "norms": [*NORMS, NORMS[0] | {"role": "q", "template": "q_norm", "width": None}],
+            "layer_variants": [{"when": tall, "changes": {"feed_forward": None}}],
+        }
+    )
+    assert row.logits is None
+    assert row.norm("q").width is None
+    assert row.layer_variants[0].when == AxisIs("mlp.up_proj.weight", 0, "input_layernorm.weight")
 
 
 def test_toml_says_the_same() -> None:
@@ -167,6 +182,11 @@ REFUSED: list[tuple[object, str, str]] = [
     ({"like": "llama", "norms": [NORMS[0] | {"role": "ffn"}]}, "family_row.norms[0].role", 'is "ffn"'),
     ({"like": "llama", "norms": [NORMS[0] | {"kind": "rms"}]}, "family_row.norms[0].kind", 'is "rms"'),
     ({"like": "llama", "norms": [NORMS[0] | {"has_bias": True}]}, "family_row.norms[0].has_bias", "has no bias"),
+    (
+        {"like": "llama", "norms": [*NORMS, NORMS[0] | {"role": "q", "per_head": True, "width": None}]},
+        "family_row.norms[2].width",
+        "names no size",
+    ),
     ({"like": "llama", "sizes": {"width": {"keys": [], "default": 1}}}, "family_row.sizes.width", 'is "width"'),
     ({"like": "llama", "feed_forward": {"activation": "silly"}}, "family_row.feed_forward.activation", 'is "silly"'),
     ({"like": "llama", "feed_forward": {"up": None}}, "family_row.feed_forward", "needs either `up`"),

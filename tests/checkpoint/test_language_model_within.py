@@ -14,7 +14,7 @@ import torch
 import transformers
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.checkpoint.architectures import BY_MODEL_TYPE
-from glassblock.checkpoint.layers import shape_faults
+from glassblock.checkpoint.layer_map import shape_faults
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.text_states import entering_states, layer_count, logit_parts

@@ -16,12 +16,14 @@ import pytest
 import torch
 import transformers
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_MODEL_TYPE
+from glassblock.checkpoint.attention_row import AttentionRow
 from glassblock.checkpoint.config import ConfigFile, find
 from glassblock.checkpoint.family import Architecture, Setting
 from glassblock.checkpoint.layer_loading import load_layer
-from glassblock.checkpoint.layers import shape_faults
+from glassblock.checkpoint.layer_map import shape_faults
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.rotary_settings import rotary_of
 from glassblock.checkpoint.settings import flag_of, optional_number_of, text_of
 from glassblock.checkpoint.text_states import embedded, entering_states, layer_count, logit_parts, token_log_likelihoods
 from glassblock.checkpoint.variants import row_for
@@ -66,10 +68,17 @@ DEEP_YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+# Of a head of 12 or 16 channels an odd number, 3 or 1: the models turn one more, at the frequencies of the odd number.
+ODD = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 # What no flag alone shows.
 MORE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     *(("llama", {"rope_parameters": {"rope_theta": 5000.0, **form}}) for form in FORMS.values()),
     ("llama", {"max_position_embeddings": 8, "rope_parameters": {"rope_theta": 5000.0, **FORMS["dynamic"]}}),
+    ("gpt_neox", {"rope_parameters": ODD}),
+    ("gpt_neox", {"rope_parameters": ODD | {"partial_rotary_factor": 0.1}}),
+    *(("gpt_neox", {"rope_parameters": ODD | FORMS[name]}) for name in ("linear", "dynamic", "llama3")),
+    *((name, {"rope_parameters": ODD | {"partial_rotary_factor": 0.2}}) for name in ("glm", "glm4", "glm4_moe")),
+    ("phi3", {"rope_parameters": ODD}),
     ("phi3", {"rope_parameters": LONGROPE}),
     ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
     (
@@ -476,18 +485,19 @@ def test_rotary_parameters_that_cannot_be_are_told(llama: Path, config: dict[str
     assert getattr(told.value, "file", None) == "config.json"
 
 
-@pytest.mark.parametrize(("share", "turned"), [(0.25, 3), (0.1, 1), (0.05, 0)])
-def test_a_share_that_leaves_an_odd_channel_is_refused_with_what_engines_make_of_it(
-    share: float, turned: int, tmp_path: Path
+@pytest.mark.parametrize(("share", "width", "turned"), [(0.05, 12, 0), (1.0, 9, 9)])
+def test_channels_that_no_pair_can_be_made_of_are_refused(
+    share: float, width: int, turned: int, tmp_path: Path
 ) -> None:
     tiny_checkpoint("gpt_neox", tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    config |= {"rotary_pct": share, "hidden_size": 48, "num_attention_heads": 4}
-    path.write_text(json.dumps(config))
-    with pytest.raises(FamilyMismatch, match=f"of a head of 12 channels: {turned} of them would turn") as told:
-        load_layer(open_checkpoint(tmp_path), 0, "cpu", ReadMeter())
-    assert ("transformers turns one more" in told.value.message) == bool(turned)
+    path.write_text(json.dumps(config | {"rotary_pct": share, "hidden_size": 48}))
+    checkpoint = open_checkpoint(tmp_path)
+    row = checkpoint.require_usable()
+    assert isinstance(row.attention, AttentionRow)
+    with pytest.raises(InvalidValue, match=f"of a head of {width} channels: {turned} of them would turn"):
+        rotary_of(checkpoint, row, row.attention.rotary, width)
 
 
 def test_old_and_new_spellings_of_rotary_parameters_are_one(llama: Path) -> None:

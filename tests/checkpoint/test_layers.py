@@ -12,22 +12,13 @@ from typing import Any
 import pytest
 import torch
 from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.checkpoint.embedding_rows import embedding_rows, sample_embedding_rows
 from glassblock.checkpoint.family import FusedProjection, Setting
-from glassblock.checkpoint.layers import (
-    LayerFault,
-    activation_of,
-    embedding_rows,
-    eps_sources,
-    head_entry,
-    layer_tensors,
-    load_feed_forward,
-    load_norm,
-    load_wiring,
-    resolve_layer,
-    sample_embedding_rows,
-    shape_faults,
-)
+from glassblock.checkpoint.fitting import LayerFault
+from glassblock.checkpoint.layer_map import eps_sources, layer_tensors, resolve_layer, shape_faults
+from glassblock.checkpoint.layers import activation_of, load_feed_forward, load_norm, load_wiring
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
+from glassblock.checkpoint.outer_tensors import head_entry
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
 from glassblock.numerics.fused_layouts import split_rows

@@ -13,21 +13,12 @@ import pytest
 import torch
 import transformers
 from glassblock.checkpoint.architectures import BY_MODEL_TYPE
-from glassblock.checkpoint.families import hybrids, latent_mixtures, mixtures, stacked_mixtures
+from glassblock.checkpoint.embedding_rows import embedding_rows
+from glassblock.checkpoint.families import granite_mixtures, hybrids, latent_mixtures, mixtures, stacked_mixtures
 from glassblock.checkpoint.fitting import Sizes
-from glassblock.checkpoint.layers import (
-    NetworkTensors,
-    embedding_rows,
-    eps_sources,
-    feed_forward_of,
-    layer_tensors,
-    load_feed_forward,
-    load_norm,
-    load_wiring,
-    resolve_layer,
-    row_at,
-    shape_faults,
-)
+from glassblock.checkpoint.layer_map import eps_sources, layer_tensors, resolve_layer, row_at, shape_faults
+from glassblock.checkpoint.layer_parts import NetworkTensors
+from glassblock.checkpoint.layers import feed_forward_of, load_feed_forward, load_norm, load_wiring
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.wanted_tensors import MAX_ABSENT_EXPERTS, wanted_in_layer
@@ -178,7 +169,8 @@ def test_every_norm_is_the_models_bit_for_bit_in_bfloat16(built: Built, tmp_path
             module = norm_module(half, layer, norm.role, norm.template)
             ours = load_norm(checkpoint, layer, norm.role, "cpu", ReadMeter())
             generator = torch.Generator().manual_seed(layer)
-            x = (torch.randn(32, ours.width, generator=generator) * torch.logspace(-3, 2, 32)[:, None]).bfloat16()
+            width = ours.width or 16
+            x = (torch.randn(32, width, generator=generator) * torch.logspace(-3, 2, 32)[:, None]).bfloat16()
             assert torch.equal(ours(x), module(x)), (layer, norm.role)
             eps = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
             assert eps_sources(checkpoint).get(norm.role, None) is None or eps == ours.eps
@@ -384,6 +376,10 @@ def norm_module(built: Built, layer: int, role: str, template: str) -> nn.Module
 RENAMED = {
     ("deepseek_v4", "attn_norm"): "input_layernorm",
     ("deepseek_v4", "ffn_norm"): "post_attention_layernorm",
+    ("deepseek_v4", "attn.q_norm"): "self_attn.q_a_norm",
+    ("deepseek_v4", "attn.norm"): "self_attn.kv_norm",
+    ("deepseek_v4", "attn.compressor.norm"): "self_attn.compressor.kv_norm",
+    ("deepseek_v4", "attn.indexer.compressor.norm"): "self_attn.compressor.indexer.kv_norm",
 }
 
 
@@ -434,7 +430,8 @@ def _counts(linear: Any, expert: int, rows: int) -> Iterator[int]:
 
 
 def test_every_row_said_to_be_executed_is_built_here() -> None:
-    rows = (*mixtures.ROWS, *stacked_mixtures.ROWS, *latent_mixtures.ROWS, *hybrids.ROWS)
+    modules = (mixtures, stacked_mixtures, granite_mixtures, latent_mixtures, hybrids)
+    rows = tuple(row for module in modules for row in module.ROWS)
     # The oracle builds the model of images and text, whose layers are those of the text model here.
     built = {BY_MODEL_TYPE[name.partition(" ")[0]].name for name in MIXTURES} | {"qwen3_vl_moe"}
     assert built == {row.name for row in rows if row.verified == "executed"} | {"gemma4"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from glassblock.checkpoint import reading
 from glassblock.checkpoint.architectures import ARCHITECTURES
-from glassblock.checkpoint.layers import shape_faults
+from glassblock.checkpoint.layer_map import shape_faults
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.roots import Roots
 from glassblock.errors import AccessRefused, DamagedCheckpoint, FamilyMismatch, UnknownCheckpoint, UnknownFamily
@@ -340,7 +340,7 @@ def test_file_names_that_no_message_could_show_are_passed_over(llama: Path) -> N
     for name in (b"\xff.safetensors", b"\x1b[2J.safetensors"):
         (Path(os.fsdecode(os.fsencode(llama) + b"/" + name))).write_bytes(b"")
     assert open_checkpoint(llama).faults == ()
-    assert Roots([llama.parent]).list() == ("llama",)
+    assert Roots([llama.parent]).list().names == ("llama",)
 
 
 def test_a_folder_of_checkpoints_names_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import original_models as original
 import pytest
 import torch
 from glassblock.checkpoint.families.renamed import BAICHUAN
-from glassblock.checkpoint.layers import layer_tensors, shape_faults
+from glassblock.checkpoint.layer_map import layer_tensors, shape_faults
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.text_states import entering_states, layer_count, logit_parts

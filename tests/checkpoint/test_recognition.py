@@ -7,7 +7,8 @@ import pytest
 import torch
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.fits import fitting_families
-from glassblock.checkpoint.layers import eps_sources, layer_tensors, load_feed_forward, shape_faults
+from glassblock.checkpoint.layer_map import eps_sources, layer_tensors, shape_faults
+from glassblock.checkpoint.layers import load_feed_forward
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.recognition import name_fits

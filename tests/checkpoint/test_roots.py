@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.roots import MAX_DEPTH, MAX_NAME_BYTES, Roots, checked_file
-from glassblock.errors import AccessRefused, GlassblockError, InvalidValue, UnknownCheckpoint
+from glassblock.errors import AccessRefused, GlassblockError, InvalidValue, TooLarge, UnknownCheckpoint
 from makers import tiny_checkpoint
 
 
@@ -26,8 +26,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_names_are_paths_under_a_root(root: Path) -> None:
     roots = Roots([root])
-    assert roots.list() == ("bare/model.safetensors", "org/small", "other")
-    for name in roots.list():
+    assert roots.list().names == ("bare/model.safetensors", "org/small", "other")
+    for name in roots.list().names:
         path = roots.resolve(name)
         assert path == root / name
         assert open_checkpoint(path, roots=roots).faults == ()
@@ -35,7 +35,7 @@ def test_names_are_paths_under_a_root(root: Path) -> None:
 
 def test_a_root_that_is_a_checkpoint_is_called_dot(root: Path) -> None:
     roots = Roots([root / "other"])
-    assert roots.list() == (".",)
+    assert roots.list().names == (".",)
     assert roots.resolve(".") == root / "other"
 
 
@@ -46,7 +46,7 @@ def test_several_roots_are_tried_in_order(root: Path, tmp_path: Path) -> None:
     roots = Roots([root, second])
     assert roots.resolve("other") == root / "other"
     assert roots.resolve("new") == second / "new"
-    assert roots.list() == ("bare/model.safetensors", "new", "org/small", "other")
+    assert roots.list().names == ("bare/model.safetensors", "new", "org/small", "other")
 
 
 REFUSED: list[tuple[str, type[GlassblockError], str]] = [
@@ -92,7 +92,7 @@ def test_links_that_leave_the_roots_are_refused(root: Path, tmp_path: Path) -> N
     for name in ("away", "passwd.safetensors", "dangling", "away/model.safetensors"):
         with pytest.raises(AccessRefused, match="through a link"):
             roots.resolve(name)
-    assert "away" not in roots.list()
+    assert "away" not in roots.list().names
 
 
 def test_a_refused_link_does_not_hide_the_same_name_in_another_root(root: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_links_inside_the_roots_are_followed(root: Path, tmp_path: Path) -> None
     (root / "away").symlink_to(tmp_path / "outside")
     assert roots.resolve("latest") == root / "org" / "small"
     assert roots.resolve("away") == tmp_path / "outside"
-    assert {"latest", "away", "org/small"} <= set(roots.list())
+    assert {"latest", "away", "org/small"} <= set(roots.list().names)
 
 
 def test_a_root_may_be_a_link_itself(root: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_links_in_a_circle_end(root: Path) -> None:
     for number in range(MAX_DEPTH + 2):
         deep = deep / f"d{number}"
     tiny_checkpoint("llama", deep)
-    assert Roots([root]).list() == ("bare/model.safetensors", "org/small", "other")
+    assert Roots([root]).list().names == ("bare/model.safetensors", "org/small", "other")
     with pytest.raises(GlassblockError):
         Roots([root]).resolve("self")
 
@@ -146,7 +146,37 @@ def test_links_in_a_circle_end(root: Path) -> None:
 def test_listing_does_not_stop_at_what_it_may_not_read(root: Path) -> None:
     os.mkfifo(root / "fifo.safetensors")
     (root / "folder.safetensors").mkdir()
-    assert Roots([root, root / "gone"]).list() == ("bare/model.safetensors", "org/small", "other")
+    assert Roots([root, root / "gone"]).list().names == ("bare/model.safetensors", "org/small", "other")
+
+
+@pytest.mark.parametrize(
+    ("constant", "most", "stopped"),
+    [
+        ("MAX_LISTED", 2, "2 checkpoints"),
+        ("MAX_LISTED", 3, None),
+        ("MAX_FOLDERS", 3, "3 folders"),
+        ("MAX_FOLDERS", 6, None),  # the root, bare, empty, org, other, org/small
+    ],
+)
+def test_a_listing_that_stops_says_so(
+    root: Path, monkeypatch: pytest.MonkeyPatch, constant: str, most: int, stopped: str | None
+) -> None:
+    monkeypatch.setattr(f"glassblock.checkpoint.roots.{constant}", most)
+    found = Roots([root]).list()
+    assert found.stopped == stopped
+    assert (len(found.names) == 3) is (stopped is None)
+
+
+def test_a_directory_of_more_files_than_are_looked_at_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = root / "other"
+    count = len(list(other.iterdir()))
+    monkeypatch.setattr("glassblock.checkpoint.contents.MAX_FILES", count)
+    assert open_checkpoint(other).faults == ()
+    (other / "notes.txt").touch()
+    for path in (other, next(other.glob("*.safetensors"))):
+        with pytest.raises(TooLarge, match=f"more than {count} files") as refused:
+            open_checkpoint(path)
+        assert refused.value.field == "checkpoint"
 
 
 # --- files of a checkpoint --------------------------------------------------------------------------------------
@@ -201,7 +231,7 @@ def test_a_hugging_face_snapshot_is_followed_into_its_own_blobs(tmp_path: Path) 
         assert checkpoint.faults == ()
         assert checkpoint.layers == 2
     roots = Roots([tmp_path / "hub"])
-    (name,) = (name for name in roots.list() if "snapshots" in name)
+    (name,) = (name for name in roots.list().names if "snapshots" in name)
     assert roots.resolve(name) == snapshot
     shard = roots.resolve(f"{name}/model-00001-of-00002.safetensors")
     assert shard.name == "model-00001-of-00002.safetensors"

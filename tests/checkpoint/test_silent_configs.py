@@ -30,10 +30,12 @@ def test_numbers_are_those_of_the_configuration_class(model_type: str) -> None:
     silent = ConfigFile(Path("config.json"), {"model_type": model_type})
     row = row_for(BY_MODEL_TYPE[model_type], told)
     attention = row.attention
-    settings = [row.logits.scale, row.logits.divisor, row.extra_layers]
+    settings = [row.extra_layers]
+    if row.logits is not None:
+        settings += [setting for setting in (row.logits.scale, row.logits.divisor) if isinstance(setting, Setting)]
     for routing in row.routings:
         settings += [routing.groups, routing.kept_groups, routing.scaling]
-    optional = [row.logits.softcap]
+    optional = [] if row.logits is None else [row.logits.softcap]
     rotary = getattr(attention, "rotary", None)
     settings += [] if rotary is None else [rotary.theta, rotary.share]
     # Null is for those whose class has some number, which a form that needs one asks of the config.

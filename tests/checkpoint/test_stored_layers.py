@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from glassblock.audit.audit import audit_checkpoint
-from glassblock.checkpoint.layers import layer_tensors, load_feed_forward, resolve_layer, shape_faults
+from glassblock.checkpoint.layer_map import layer_tensors, resolve_layer, shape_faults
+from glassblock.checkpoint.layers import load_feed_forward
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.stored_entries import StoredEntry, read_weight, storage_notes, weight_entry
 from glassblock.errors import FamilyMismatch
 from glassblock.numerics.dequantise_codebook import E2M1, NF4
 from glassblock.operations import block_runs
+from glassblock.operations.layer_sizes import block_size
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.blocks import BlockRunRequest
 from glassblock.wire.values import Sample
@@ -258,6 +260,17 @@ def test_a_block_of_a_quantised_checkpoint_is_run(tmp_path: Path, form: str) -> 
     (note,) = (note for note in stored.notes if note.startswith("weights: stored as"))
     assert note.endswith("dequantised to float32")
     assert not any(note.startswith("weights") for note in told.notes)
+
+
+@EVERY_FORM
+def test_what_a_pinned_block_takes_is_known_before_it_is_read(tmp_path: Path, form: str) -> None:
+    quantised_checkpoint("llama", tmp_path / "stored", form)
+    store = CheckpointStore([tmp_path], device="cpu")
+    tensors = layer_tensors(store.open("stored"), 1)
+    size, held = block_size(tensors), store.pin("stored", [1]).bytes
+    norms = sum(entry.bytes for norm in tensors.norms.values() for entry in norm.entries)
+    assert held <= size.held <= held + norms
+    assert size.reading >= max(4 * entry.elements for entry in tensors.weights.values())
 
 
 @EVERY_FORM

@@ -7,7 +7,7 @@ import pytest
 import torch
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.fixes import Unrepaired, repair_of
-from glassblock.checkpoint.layers import layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.patches import patched
 from makers import tiny_checkpoint

@@ -9,7 +9,7 @@ from glassblock.numerics.activations import ACTIVATIONS, activation_named, gatin
 from glassblock.numerics.explanation import Explanation, explain
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.hypotheses import CLIPPED, FACTORS_OF, Alternatives, Hypothesis, single_mistakes
-from glassblock.numerics.nearness import sign_test
+from glassblock.numerics.nearness import EXCLUDES, sign_test
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.rewiring import rewired
 from glassblock.numerics.wiring import Placement, Wiring
@@ -297,3 +297,17 @@ def test_the_sign_test_is_the_binomial_tail() -> None:
     assert sign_test("tokens", 10, 9).chance == pytest.approx(11 / 1024)
     assert sign_test("tokens", 4, 0).chance == pytest.approx(1.0)
     assert sign_test("elements", 100_000, 100_000).chance == 0.0
+
+
+@pytest.mark.parametrize("formula", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kept", [("normed", "down"), ("normed", "hidden"), ("x", "down")], ids="+".join)
+def test_of_several_spellings_of_one_function_the_plain_one_is_named(formula: str, kept: tuple[str, ...]) -> None:
+    """Which of them lies nearest behind a matrix product is chance."""
+    for spelling in (name for name, row in ACTIVATIONS.items() if row.formula == formula and name != formula):
+        captures = engine(torch.float32, activation=activation_named(spelling))(stream(torch.float32, scale=1.0))
+        explanation = explained({stage: captures[stage] for stage in kept}, *block())
+        told = named(explanation)["activation"]
+        # Another spelling is told only where the sign test excludes the plain one.
+        plain = explanation.trial.fit(Hypothesis(activation=formula))
+        excluded = explanation.trial.votes(explanation.ranked[0], plain).chance <= EXCLUDES
+        assert told == formula or (told == spelling and (excluded or not plain.at_floor))

@@ -228,6 +228,9 @@ def test_parameters_that_cannot_be_are_refused_by_name(name: str, parameters: di
         # The logarithm of its context and the exponent of its base are divided by.
         ((8, 10000.0, LongRopeForm((1.0,) * 4, (1.0,) * 4, 1, 2.0)), "original_max_position_embeddings"),
         ((2, 10000.0, DynamicForm(2.0, 64)), "dim"),
+        ((8, 10000.0, DefaultForm(), Arrangement.HALVES, RotaryPrecision.ROUNDED, 6), "over"),
+        ((8, 10000.0, DefaultForm(), Arrangement.HALVES, RotaryPrecision.ROUNDED, 9), "over"),
+        ((8, 10000.0, YarnForm(2.0, 64), Arrangement.HALVES, RotaryPrecision.ROUNDED, 7), "over"),
     ],
 )
 def test_a_rotation_that_cannot_be_is_refused(arguments: tuple[Any, ...], field: str) -> None:

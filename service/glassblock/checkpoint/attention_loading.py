@@ -10,7 +10,7 @@ from glassblock.checkpoint.attention_map import AttentionTensors
 from glassblock.checkpoint.attention_row import AttentionRow, FusedHeads, LatentAttentionRow
 from glassblock.checkpoint.family import NormRow, Role
 from glassblock.checkpoint.fitting import Sizes
-from glassblock.checkpoint.layer_map import LayerTensors
+from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.layers import norm_of, out_in
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_tensor

@@ -38,6 +38,7 @@ class RotaryRow:
         precision: Where the cast from float32 is.
         max_positions: The longest sequence that the model was made for; null where only the config tells, which a form
             that needs it then must.
+        next_even: Whether an odd number of turned channels is one more, at the frequencies of the odd number.
         original_key: A key beside the form that holds the original length and speaks before the form's own (Phi-3).
     """
 
@@ -50,6 +51,7 @@ class RotaryRow:
     arrangement: Setting[str] = Setting((), Arrangement.HALVES.value)
     precision: RotaryPrecision = RotaryPrecision.ROUNDED
     max_positions: Setting[float | None] = Setting(("max_position_embeddings",), None)
+    next_even: bool = False
     original_key: str | None = None
 
 

@@ -27,10 +27,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class FromLayer:
-    """The layer's number plus `shift` is at least `first`."""
+    """The layer's number plus `shift` is at least `first` less `back`, which counts layers from the last."""
 
     first: Whole
     shift: int = 0
+    back: Whole = Whole((), 0)
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,16 @@ class Says:
 
 @dataclass(frozen=True)
 class AxisIs:
-    """The tensor `name`, relative to the layer, has an axis as long as a number of the config; false without it.
+    """The tensor `name` has an axis as long as the axis `at` of the tensor `of`; false without one of them.
 
-    For families whose files store one tensor in two ways, of which nothing but its shape tells.
+    Both names are relative to the layer. For families whose files store one tensor in two ways, of which nothing but
+    its shape tells.
     """
 
     name: str
     axis: int
-    length: Whole
+    of: str
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,8 @@ def holds(condition: Condition, at: Circumstances) -> bool:
         case Holds():
             answer = at.shape(at.prefix + condition.name.replace("{j}", "0")) is not None
         case AxisIs():
-            shape = at.shape(at.prefix + condition.name) or ()
-            axes = range(-len(shape), len(shape))
-            answer = condition.axis in axes and shape[condition.axis] == _whole(condition.length, at)
+            length = _axis(condition.name, condition.axis, at)
+            answer = length is not None and length == _axis(condition.of, condition.at, at)
         case Neither():
             answer = not any(holds(part, at) for part in condition.of)
         case Every():
@@ -155,7 +157,7 @@ def holds(condition: Condition, at: Circumstances) -> bool:
 def _holds_of_layer(condition: FromLayer | EveryLayer | LayerListed | LayerKind, at: Circumstances) -> bool:
     match condition:
         case FromLayer():
-            return at.layer + condition.shift >= _whole(condition.first, at)
+            return at.layer + condition.shift >= _whole(condition.first, at) - _whole(condition.back, at)
         case EveryLayer():
             step = _whole(condition.step, at)
             return step > 0 and (at.layer + condition.shift) % step == _whole(condition.offset, at)
@@ -169,6 +171,12 @@ def _holds_of_layer(condition: FromLayer | EveryLayer | LayerListed | LayerKind,
             return condition.otherwise is not None and holds(condition.otherwise, at)
 
 
+def _axis(name: str, axis: int, at: Circumstances) -> int | None:
+    """The length of an axis of a tensor of the layer."""
+    shape = at.shape(at.prefix + name) or ()
+    return shape[axis] if -len(shape) <= axis < len(shape) else None
+
+
 def _whole(number: Whole, at: Circumstances) -> int:
     declared = at.declared(number.keys)
     return declared if type(declared) is int else number.default
@@ -180,14 +188,12 @@ def keys_of(condition: Condition) -> Mapping[str, None]:
         case Declares() | LayerListed() | Says():
             found = condition.keys
         case FromLayer():
-            found = condition.first.keys
+            found = condition.first.keys + condition.back.keys
         case EveryLayer():
             found = condition.step.keys + condition.offset.keys
         case LayerKind():
             found = condition.keys + (() if condition.otherwise is None else tuple(keys_of(condition.otherwise)))
-        case AxisIs():
-            found = condition.length.keys
-        case Holds():
+        case AxisIs() | Holds():
             found = ()
         case Neither() | Every():
             found = tuple(key for part in condition.of for key in keys_of(part))

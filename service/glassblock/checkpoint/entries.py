@@ -37,6 +37,9 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 )
 """Bits of one element, for every dtype the format knows."""
 
+FLOAT_CODES = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes whose numbers are the weights themselves, without a scale."""
+
 ContainerFaultKind = Literal["truncated", "trailing-bytes", "overlap", "hole", "header", "not-safetensors"]
 
 

@@ -66,6 +66,7 @@ Role = Literal[
     "final",
     "q",
     "k",
+    "v",
     "q_latent",
     "kv_latent",
     "ffn_hidden",
@@ -77,12 +78,24 @@ Role = Literal[
     "shared_attn_in",
     "shared_in",
     "layer_input",
+    "cross_in",
+    "cross_out",
+    "low_rank_out",
+    "streams_in",
+    "layer_out",
+    "shared_q_latent",
+    "shared_kv_latent",
+    "kv_compressed",
+    "index_compressed",
 ]
-"""Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer,
-on queries, on keys, on their compressed forms, in front of the projection back to the model's width, on embedding rows;
-where a dense network and a mixture run side by side, on what experts read and return, and on what the network returns;
-where the shared network reads the stream further on, on what it and the attention in front of it read; on what an
-input of each layer's own adds after both branches.
+"""Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer, on
+queries, on keys, on values, on their compressed forms, in front of the projection back to the model's width, on
+embedding rows; where a dense network and a mixture run side by side, on what experts read and return, and on what
+the network returns; where the shared network reads the stream further on, on what it and the attention in front of
+it read, and on the compressed forms there; on what an input of each layer's own adds after both branches; on what
+attention to an encoder reads and returns; on what a low-rank branch beside attention adds, and on what a router
+among several streams reads; on what leaves a layer of several networks; on keys and values that are compressed once
+more, those of an index among them.
 """
 
 
@@ -210,7 +223,7 @@ class NormRow:
         kind: Its arithmetic, as `numerics.norms.NORM_KINDS` knows it.
         eps: Its epsilon.
         has_bias: Whether a bias is stored.
-        width: Sizes whose product is its number of channels.
+        width: Sizes whose product is its number of channels; None where only a layer's own tensors show it.
         has_gain: Whether a gain is stored.
         per_head: Whether there is one norm for each of `width`'s first size: rows of one matrix, or tensors apart.
         gain_suffix: What follows the template in the gain's name.
@@ -222,7 +235,7 @@ class NormRow:
     kind: str
     eps: Setting[float]
     has_bias: bool = False
-    width: tuple[Size, ...] = ("hidden",)
+    width: tuple[Size, ...] | None = ("hidden",)
     has_gain: bool = True
     per_head: bool = False
     gain_suffix: str = ".weight"
@@ -309,7 +322,8 @@ class Architecture:
         not_run: Why a block of it is not run here; None where it is. Its files are audited all the same.
         attention: Its attention; None where it is not read here, so that a block takes posted states and no text.
         positions: Learned positions that are added to the embedding rows; None for none.
-        logits: What is made of the last norm's output times the head.
+        logits: What is made of the last norm's output times the head; None where more lies between the two, which is
+            not read here.
         notes: What surprises.
     """
 
@@ -344,7 +358,7 @@ class Architecture:
     embedding_projections: tuple[str, str] | None = None
     attention: AttentionRow | LatentAttentionRow | None = None
     positions: PositionsRow | None = None
-    logits: LogitsRow = LogitsRow()
+    logits: LogitsRow | None = LogitsRow()
     notes: tuple[str, ...] = ()
 
     def norm(self, role: str) -> NormRow | None:

@@ -7,14 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
 from glassblock.checkpoint.family import Architecture, Size
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.row_fields import field_naming, is_given
 from glassblock.checkpoint.settings import Sourced, size_of
 from glassblock.checkpoint.storage import StorageFault
 from glassblock.checkpoint.stored_entries import StoredEntry, weight_entry
-from glassblock.checkpoint.stored_weights import PLAIN_CODES
 
 LayerFaultKind = Literal[
     "shape",
@@ -27,9 +26,6 @@ LayerFaultKind = Literal[
     "scale-missing",
     "quantised",
 ]
-
-FLOAT_CODES = PLAIN_CODES
-"""Dtypes whose numbers are the weights themselves, without a scale."""
 
 _RULES: Mapping[LayerFaultKind, str | None] = MappingProxyType(
     {

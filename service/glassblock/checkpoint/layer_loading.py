@@ -3,7 +3,8 @@
 import torch
 
 from glassblock.checkpoint.attention_loading import attention_of
-from glassblock.checkpoint.layer_map import LayerTensors, whole_layer_tensors
+from glassblock.checkpoint.layer_map import whole_layer_tensors
+from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.layers import feed_forward_of, runnable, wiring_of
 from glassblock.checkpoint.mixture_loading import mixture_of
 from glassblock.checkpoint.opened import Checkpoint

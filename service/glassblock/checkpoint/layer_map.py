@@ -8,53 +8,19 @@ from glassblock.checkpoint.attention_map import attention_parts, attention_tenso
 from glassblock.checkpoint.family import Architecture, Role
 from glassblock.checkpoint.fitting import LayerFault, Sizes, layer_prefix, look_up, row_of
 from glassblock.checkpoint.layer_parts import (
-    PARTS,
-    Expert,
     LayerTensors,
     NetworkTensors,
-    NormTensors,
-    Part,
     networks_of,
     norm_in,
 )
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.outer_tensors import (
-    embedding_entry,
-    embedding_name,
-    embedding_norm,
-    final_norm,
-    head_entry,
-    trunk_entry,
     wanted_outside,
 )
 from glassblock.checkpoint.settings import Sourced, blocks_of, eps_of, flag_of
 from glassblock.checkpoint.variants import row_in
 from glassblock.checkpoint.wanted_tensors import wanted_in_layer
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
-
-__all__ = [
-    "PARTS",
-    "Expert",
-    "LayerTensors",
-    "NetworkTensors",
-    "NormTensors",
-    "Part",
-    "embedding_entry",
-    "embedding_name",
-    "embedding_norm",
-    "eps_sources",
-    "final_norm",
-    "head_entry",
-    "layer_prefix",
-    "layer_tensors",
-    "mismatch",
-    "resolve_layer",
-    "resolve_layers",
-    "row_at",
-    "shape_faults",
-    "trunk_entry",
-    "whole_layer_tensors",
-]
 
 
 def layer_tensors(checkpoint: Checkpoint, layer: int) -> LayerTensors:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from glassblock.checkpoint.row_settings import Setting, Size
+from glassblock.checkpoint.row_settings import Setting, Size, SquareRoot
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LogitsRow:
 
     Attributes:
         scale: Multiplies the logits.
-        divisor: Divides them.
+        divisor: Divides them: a number, or the square root of a size (T5).
         divided_by_size: A size that divides the divisor first, as MiniCPM has it: width over the base's width.
         softcap: cap of cap tanh(logit / cap); null for none.
         bias: Whether the head has a bias, under its name with `.bias` for `.weight`.
@@ -32,7 +32,7 @@ class LogitsRow:
     """
 
     scale: Setting[float] = Setting((), 1.0)
-    divisor: Setting[float] = Setting((), 1.0)
+    divisor: Setting[float] | SquareRoot = Setting((), 1.0)
     divided_by_size: Size | None = None
     softcap: Setting[float | None] = Setting((), None)
     bias: Setting[bool] = Setting((), default=False)

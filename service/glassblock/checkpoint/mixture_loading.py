@@ -4,7 +4,7 @@ import torch
 
 from glassblock.checkpoint.family import Architecture, RoutingRow
 from glassblock.checkpoint.fitting import Sizes
-from glassblock.checkpoint.layer_map import LayerTensors
+from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.layers import feed_forward_of, out_in, runnable, wiring_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter, read_tensor

@@ -13,9 +13,10 @@ from typing import cast
 from glassblock.checkpoint.changes import Change, altered
 from glassblock.checkpoint.config import ConfigFile
 from glassblock.checkpoint.container import MAX_HEADER_BYTES, layout_faults
+from glassblock.checkpoint.contents import INDEX_NAME, Contents
 from glassblock.checkpoint.entries import Container, TensorEntry
 from glassblock.checkpoint.index import Index
-from glassblock.checkpoint.opened import INDEX_NAME, Checkpoint, Contents, assemble
+from glassblock.checkpoint.opened import Checkpoint, assemble
 from glassblock.checkpoint.shard_names import series_of
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import DamagedCheckpoint, InvalidValue

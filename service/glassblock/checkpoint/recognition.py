@@ -284,8 +284,7 @@ def _fit_as(row: Architecture, trunk: Trunk, layers: tuple[int, ...], names: fro
             relative = name.removeprefix(prefix)
             if (relative == name and prefix) or known.fullmatch(relative):
                 continue
-            # Decoders beside an encoder have norms of the attention to it, which no row lists.
-            if (_is_norm(relative) and not row.towers) or _is_of_network(relative, here):
+            if _is_norm(relative) or _is_of_network(relative, here):
                 unexpected.append(name)
         lacking, barred = _attention_fit(here, frozenset(name.removeprefix(prefix) for name in names))
         missing.extend(prefix + name for name in lacking)
@@ -309,8 +308,11 @@ def _homes() -> frozenset[str]:
 
 
 def _is_of_network(relative: str, row: Architecture) -> bool:
-    """Whether a name lies in the module of the network, and not in that of attention."""
-    homes = {network.down.weight.rpartition(".")[0].rpartition(".")[0].partition("{j}")[0] for network in row.networks}
+    """Whether a name lies in the module of a network that the layer has, and not in that of attention."""
+    mixture = row.mixture
+    parts = (row.feed_forward, *(() if mixture is None else (mixture.experts, mixture.shared)))
+    names = (network.down.weight for network in parts if network is not None)
+    homes = {name.rpartition(".")[0].rpartition(".")[0].partition("{j}")[0] for name in names}
     return any(home and relative.startswith(home) for home in homes)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from glassblock.checkpoint.files import leads_nowhere
 from glassblock.checkpoint.index import is_plain_name
@@ -33,6 +34,18 @@ MAX_LISTED = 10_000
 """Checkpoints in one listing."""
 
 CONFIG_NAMES = ("config.json", "params.json")
+
+
+class Listing(NamedTuple):
+    """What lies under the roots.
+
+    Attributes:
+        names: Of the checkpoints, sorted.
+        stopped: After how many folders or checkpoints nothing more was looked for; None where all was looked at.
+    """
+
+    names: tuple[str, ...]
+    stopped: str | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class Roots:
                 field="checkpoint",
                 hint="Links may point inside a root only.",
             )
-        near = get_close_matches(name, self._names(NEAR_FOLDERS), n=3, cutoff=0.5)
+        near = get_close_matches(name, self._listing(NEAR_FOLDERS).names, n=3, cutoff=0.5)
         hint = f"Near: {', '.join(near)}." if near else "GET /v1/checkpoints lists them."
         raise UnknownCheckpoint(f"there is no checkpoint {shown(name)}", field="checkpoint", hint=hint)
 
@@ -90,25 +103,30 @@ class Roots:
         """Whether the path `real`, whose links are resolved, lies inside a root."""
         return any(real.is_relative_to(root) for root in self.paths)
 
-    def list(self) -> tuple[str, ...]:
-        """Names of the checkpoints under the roots, sorted.
+    def list(self) -> "Listing":
+        """The checkpoints under the roots.
 
         A folder that holds safetensors files beside a config is one checkpoint; safetensors files without a config
         are one each. Hidden folders are skipped; depth and counts are bounded by this module's constants.
         """
-        return self._names(MAX_FOLDERS)
+        return self._listing(MAX_FOLDERS)
 
-    def _names(self, most_folders: int) -> tuple[str, ...]:
+    def _listing(self, most_folders: int) -> "Listing":
         names: set[str] = set()
-        walked = islice((found for root in self.paths for found in self._walk(root)), most_folders)
-        for folder, weights, config in walked:
+        walked = (found for root in self.paths for found in self._walk(root))
+        for folder, weights, config in islice(walked, most_folders):
             if weights and config:
                 names.add(folder or ".")
             else:
                 names.update(f"{folder}/{name}".lstrip("/") for name in weights)
-            if len(names) >= MAX_LISTED:
+            if len(names) > MAX_LISTED:
                 break
-        return tuple(sorted(names)[:MAX_LISTED])
+        stopped = None
+        if len(names) > MAX_LISTED:
+            stopped = f"{MAX_LISTED:,} checkpoints"
+        elif next(walked, None) is not None:
+            stopped = f"{most_folders:,} folders"
+        return Listing(tuple(sorted(names)[:MAX_LISTED]), stopped)
 
     def _walk(self, root: Path) -> Iterator[tuple[str, tuple[str, ...], bool]]:
         """Each folder below the root, the weight files in it, and whether a config lies beside them."""

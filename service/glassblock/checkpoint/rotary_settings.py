@@ -11,7 +11,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import number_of, optional_number_of, optional_whole_of, word_of
 from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.rotary import Arrangement, Rotary
-from glassblock.numerics.rotary_forms import rotary_form_named
+from glassblock.numerics.rotary_forms import YarnForm, rotary_form_named
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,17 @@ def rotary_of(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, widt
         )
     # The proportional form turns a share of the pairs itself.
     dim = width if counted is None and parameters.name == "proportional" else int(turned)
-    if dim % 2 or dim < 2:
-        apart = "; engines differ in what they make of that: transformers turns one more, at other frequencies"
+    even = dim + dim % 2 if rotary.next_even and not isinstance(form, YarnForm) else dim
+    if even % 2 or not 2 <= even <= width:
         raise InvalidValue(
             f"{told.source} is {told.value:g} of a head of {width} channels: {dim} of them would turn, and channels "
-            f"turn in pairs{apart if dim % 2 else ''}",
+            "turn in pairs",
             field="rotary",
             hint="Give a share that leaves an even number of channels.",
         )
     arrangement = word_of(config, row, rotary.arrangement, Arrangement)
-    return Rotary(dim, number_of(config, row, rotary.theta).value, form, arrangement, rotary.precision)
+    theta = number_of(config, row, rotary.theta).value
+    return Rotary(even, theta, form, arrangement, rotary.precision, over=dim if even > dim else None)
 
 
 def rotary_parameters(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow) -> RotaryParameters:

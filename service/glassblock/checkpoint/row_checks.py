@@ -112,7 +112,9 @@ def _check_norms(row: Architecture, groups: list[tuple[NormRow, ...]], field: st
         _check_template(norm.template, f"{where}.template", needs="h" if norm.apart else None)
         if norm.apart and not norm.per_head:
             refuse(f"{where}.per_head", "is false, and the template numbers heads", "Set it to true.")
-        _check_sizes(row, norm.width, f"{where}.width")
+        if norm.per_head and not norm.width:
+            refuse(f"{where}.width", "names no size, and there is a norm for each of the first", "Name that size.")
+        _check_sizes(row, norm.width or (), f"{where}.width")
     for role in _NORMS_OF[row.placement]:
         if not any(norm.role == role for group in groups for norm in group):
             refuse(

@@ -201,12 +201,12 @@ def tied_of(config: ConfigFile | None, row: Architecture) -> Sourced[bool]:
 def scale_of(
     config: ConfigFile | None, row: Architecture, scale: Setting[float] | SquareRoot, hidden: int
 ) -> Sourced[float]:
-    """The multiplier of the embedding.
+    """The multiplier of the embedding, or the divisor of logits.
 
     Args:
         config: The config, where there is one.
         row: The family.
-        scale: The row's `embedding_scale`.
+        scale: The row's `embedding_scale`, or its logits' `divisor`.
         hidden: Width of the embedding as stored.
 
     Raises:

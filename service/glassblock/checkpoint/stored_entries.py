@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from glassblock.checkpoint.config import ConfigFile
-from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.storage import StorageFault
 from glassblock.checkpoint.storages_codebook import STATE_MARK
-from glassblock.checkpoint.stored_weights import PLAIN_CODES, StoredWeight, read_stored, stored_weight
+from glassblock.checkpoint.stored_weights import StoredWeight, read_stored, stored_weight
 
 READ_AS = torch.float32
 """What stored weights are dequantised to: wide enough that no form loses by it."""
@@ -66,7 +66,7 @@ def weight_entry(
     *lead, rows, columns = stored.shape
     return StoredEntry(
         name=main.name,
-        dtype="U8" if main.dtype in PLAIN_CODES else main.dtype,
+        dtype="U8" if main.dtype in FLOAT_CODES else main.dtype,
         shape=(*lead, columns, rows) if transposed else stored.shape,
         file=main.file,
         start=main.start,
@@ -109,7 +109,7 @@ def codes_like_numbers(entries: Mapping[str, TensorEntry]) -> dict[str, str]:
     return {
         name: f"{name} is stored as codes of 4 bits, called {entries[name].dtype}, and is no number by itself"
         for name in names
-        if name in entries and entries[name].dtype in PLAIN_CODES
+        if name in entries and entries[name].dtype in FLOAT_CODES
     }
 
 

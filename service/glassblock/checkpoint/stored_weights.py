@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassblock.checkpoint.config import ConfigFile
-from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
 from glassblock.checkpoint.quantisation import DeclaredQuantisation, declared_quantisation
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.storage import Layout, Sought, Storage, StorageFault, Unfit
@@ -25,10 +25,7 @@ STORAGES: tuple[Storage, ...] = (*CODEBOOK_STORAGES, *SCALED_STORAGES, *PACKED_S
 KNOWN_METHODS: tuple[str, ...] = tuple(sorted({method for storage in STORAGES for method in storage.methods}))
 """The values of `quant_method` that are read."""
 
-PLAIN_CODES = frozenset({"F64", "F32", "F16", "BF16"})
-"""Dtypes whose numbers are the weights themselves, without a scale."""
-
-_LIKE_PLAIN = tuple(storage for storage in STORAGES if storage.dtypes & PLAIN_CODES)
+_LIKE_PLAIN = tuple(storage for storage in STORAGES if storage.dtypes & FLOAT_CODES)
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ def read_stored(
 def _is_plain(entries: Mapping[str, TensorEntry], name: str) -> bool:
     """Whether the weight lies there as it is: so most do, and nothing more is looked up for them."""
     plain = entries.get(name)
-    if plain is None or plain.dtype not in PLAIN_CODES:
+    if plain is None or plain.dtype not in FLOAT_CODES:
         return False
     disguised = (sought for storage in _LIKE_PLAIN if (sought := _sought(storage, entries, None, name)))
     return all(len(sought.parts) == 1 for sought in disguised)

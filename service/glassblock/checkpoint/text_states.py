@@ -13,14 +13,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import FLOAT_CODES
+from glassblock.checkpoint.embedding_rows import embedding_rows
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.family import Architecture, LogitsRow
 from glassblock.checkpoint.layer_loading import load_layer
-from glassblock.checkpoint.layer_map import embedding_entry, head_entry, trunk_entry, whole_layer_tensors
-from glassblock.checkpoint.layers import embedding_rows, load_norm
+from glassblock.checkpoint.layer_map import whole_layer_tensors
+from glassblock.checkpoint.layers import load_norm
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry, head_entry, trunk_entry
 from glassblock.checkpoint.reading import ReadMeter, read_rows, read_tensor, torch_dtype
-from glassblock.checkpoint.settings import Sourced, flag_of, number_of, optional_number_of, size_of, tied_of
+from glassblock.checkpoint.settings import (
+    Sourced,
+    flag_of,
+    number_of,
+    optional_number_of,
+    scale_of,
+    size_of,
+    tied_of,
+)
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET
 from glassblock.numerics.layer import Layer, layer_output
@@ -170,21 +180,23 @@ def logit_parts(
     """The logits of what leaves the last layer, in parts along the vocabulary; the head is read part by part.
 
     Raises:
-        FamilyMismatch: There is no head, or it is quantised, or the config scales or caps logits by what nothing can.
+        FamilyMismatch: There is no head, or it is quantised, or the config scales or caps logits by what nothing can,
+            or the family's logits are not read here.
         DamagedCheckpoint, UnknownFamily: See `Checkpoint.require_usable`.
     """
     family, config = checkpoint.require_usable(), checkpoint.config
     head, device = require_head(checkpoint), states.device
+    row = _logits_row(family)
     wide = dtype or torch.promote_types(torch.promote_types(states.dtype, torch_dtype(head)), torch.float32)
     norm = None if family.norm("final") is None else load_norm(checkpoint, None, "final", device, meter)
     normed = states.to(wide) if norm is None else norm.to(wide)(states.to(wide))
-    scale, softcap = _logit_scale(checkpoint), optional_number_of(config, family, family.logits.softcap)
+    scale, softcap = _logit_scale(checkpoint, row, head), optional_number_of(config, family, row.softcap)
     if softcap is not None and softcap.value <= 0:
         raise _unusable(checkpoint, softcap, "caps no logits")
-    bias = _head_bias(checkpoint, head)
+    bias = _head_bias(checkpoint, row, head)
     for start, part in _row_parts(head, HEAD_BYTES):
         rows = read_tensor(part, device, meter)
-        if family.logits.unit_rows:  # in the dtype of the computation, as the models do
+        if row.unit_rows:  # in the dtype of the computation, as the models do
             rows = functional.normalize(rows.to(wide))
         own = None if bias is None else read_tensor(_rows(bias, start, start + part.shape[0]), device, meter)
         yield from logit_chunks(
@@ -231,18 +243,28 @@ def _through(x: Tensor, layer: Layer, positions: Tensor, *, dtype: torch.dtype |
     return layer_output(x, layer, positions=positions, dtype=dtype, byte_budget=byte_budget)
 
 
-def _logit_scale(checkpoint: Checkpoint) -> float:
+def _logits_row(family: Architecture) -> LogitsRow:
+    if family.logits is None:
+        raise FamilyMismatch(
+            f"logits of the family {family.name} are not read here: more than a norm lies in front of its head",
+            hint="Run its blocks on hidden states of your own.",
+        )
+    return family.logits
+
+
+def _logit_scale(checkpoint: Checkpoint, row: LogitsRow, head: TensorEntry) -> float:
     """What the logits are multiplied by."""
     family, config = checkpoint.require_usable(), checkpoint.config
-    scale, divisor = (number_of(config, family, told) for told in (family.logits.scale, family.logits.divisor))
+    scale = number_of(config, family, row.scale)
+    divisor = scale_of(config, family, row.divisor, head.shape[1])
     if divisor.value == 0:
         raise _unusable(checkpoint, divisor, "divides no logits")
-    if family.logits.divided_by_size is None:
+    if row.divided_by_size is None:
         return scale.value / divisor.value
-    size = None if config is None else size_of(config, family, family.logits.divided_by_size)
+    size = None if config is None else size_of(config, family, row.divided_by_size)
     if size is None:
         raise FamilyMismatch(
-            f"nothing says what {family.logits.divided_by_size} is, by which logits are divided",
+            f"nothing says what {row.divided_by_size} is, by which logits are divided",
             hint="Put the model's config beside its weights.",
         )
     return scale.value / (size.value / divisor.value)
@@ -256,9 +278,9 @@ def _unusable(checkpoint: Checkpoint, told: Sourced[float], problem: str) -> Fam
     )
 
 
-def _head_bias(checkpoint: Checkpoint, head: TensorEntry) -> TensorEntry | None:
+def _head_bias(checkpoint: Checkpoint, row: LogitsRow, head: TensorEntry) -> TensorEntry | None:
     family = checkpoint.require_usable()
-    if not flag_of(checkpoint.config, family, family.logits.bias).value:
+    if not flag_of(checkpoint.config, family, row.bias).value:
         return None
     trunk = checkpoint.trunk
     name = head.name if trunk is None or trunk.head is None else trunk.head

@@ -115,12 +115,13 @@ def _of_network(
 
 def wanted_of_norm(norm: NormRow, prefix: str, sizes: Sizes, *, denied_by: str) -> Iterator[Wanted]:
     """The tensors of one norm; `denied_by` says that it has no bias where it has none."""
-    if norm.apart:
-        heads, own = sizes.of(norm.width[0]), (Axis(norm.width[1:]),)
+    width = norm.width
+    if norm.apart and width is not None:
+        heads, own = sizes.of(width[0]), (Axis(width[1:]),)
         for head in range(0 if heads is None else min(heads.value, MAX_HEADS)):
             yield Wanted(f"{norm.role}.{head}", "gain", prefix + norm.gain.replace("{h}", str(head)), own)
         return
-    axes = tuple(Axis((size,)) for size in norm.width) if norm.per_head else (Axis(norm.width),)
+    axes = (Axis(width),) if width is None or not norm.per_head else tuple(Axis((size,)) for size in width)
     if norm.has_gain:
         yield Wanted(norm.role, "gain", prefix + norm.gain, axes)
     yield Wanted(norm.role, "norm-bias", prefix + norm.bias, axes, declared=norm.has_bias, denied_by=denied_by)

@@ -189,10 +189,13 @@ def _standing(trial: Trial, fits: Iterable[Fit]) -> tuple[Fit, ...]:
         if trial.votes(fit, first).chance <= EXCLUDES:
             first = fit
     beside = [fit for fit in ordered if fit is not first and trial.votes(first, fit).chance > EXCLUDES]
-    nearest: dict[Hypothesis, Fit] = {}
+    # Of several spellings of one function the plain one is told, where the test leaves it beside the nearest.
+    told: dict[Hypothesis, Fit] = {}
     for fit in (first, *beside):
-        nearest.setdefault(fit.hypothesis.function(), fit)
-    return tuple(nearest.values())
+        function = fit.hypothesis.function()
+        if function not in told or fit.hypothesis == function:
+            told[function] = fit
+    return tuple(told.values())
 
 
 def _by_excess(fit: Fit) -> float:

@@ -28,6 +28,7 @@ from glassblock.checkpoint.families.makers import (
 )
 from glassblock.checkpoint.family import (
     FeedForwardRow,
+    LogitsRow,
     NormRow,
     Setting,
     SizeSetting,
@@ -120,6 +121,7 @@ NANOCHAT = like(
     feed_forward=plain(RELU2, NEVER, up="mlp.fc1", down="mlp.fc2"),
     norms=bare_norms("rms_noweight", EPS_6, *PRE_NORMS),
     embedding_norm=NormRow("embedding", "norm", "rms_noweight", EPS_6, has_gain=False),
+    logits=LogitsRow(softcap=Setting(("final_logit_softcapping",), 15.0)),
     notes=("No norm has tensors. The embedding is normalised too.",),
 )
 
@@ -146,6 +148,7 @@ FALCON_H1 = like(
         ("final", "final_layernorm"),
     ),
     embedding_scale=Setting(("embedding_multiplier",), 1.0),
+    logits=LogitsRow(scale=Setting(("lm_head_multiplier",), 1.0)),
     notes=("The gate is multiplied inside the activation; attention and Mamba share input_layernorm.",),
 )
 

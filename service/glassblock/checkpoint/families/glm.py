@@ -53,7 +53,9 @@ GLM = Architecture(
     tied=UNTIED,
     verified="executed",
     sources=source("glm"),
-    attention=heads(bias=ATTENTION_BIAS_ON, output_bias=NEVER, rotary=rotary(share=0.5, arrangement=INTERLEAVED)),
+    attention=heads(
+        bias=ATTENTION_BIAS_ON, output_bias=NEVER, rotary=rotary(share=0.5, arrangement=INTERLEAVED, next_even=True)
+    ),
     notes=("The default epsilon, 1.5625e-07, is meant.",),
 )
 
@@ -72,7 +74,9 @@ GLM4 = like(
         ("final", "norm"),
     ),
     placement=Placement.SANDWICH,
-    attention=heads(bias=ATTENTION_BIAS_ON, output_bias=NEVER, rotary=rotary(share=0.5, arrangement=INTERLEAVED)),
+    attention=heads(
+        bias=ATTENTION_BIAS_ON, output_bias=NEVER, rotary=rotary(share=0.5, arrangement=INTERLEAVED, next_even=True)
+    ),
     notes=("post_self_attn_layernorm is on what attention returns, post_attention_layernorm in front of the network.",),
 )
 

@@ -179,6 +179,7 @@ GPT_NEOX = Architecture(
         rotary=RotaryRow(
             theta=Setting(("rope_parameters.rope_theta", "rope_theta", "rotary_emb_base"), 10000.0),
             share=Setting(("rope_parameters.partial_rotary_factor", "partial_rotary_factor", "rotary_pct"), 0.25),
+            next_even=True,
         ),
     ),
     notes=("Where the branches are parallel, post_attention_layernorm reads the layer's input.",),

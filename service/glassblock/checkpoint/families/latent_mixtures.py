@@ -1,5 +1,6 @@
 """Mixtures whose attention compresses queries, keys and values: the DeepSeek families and LongCat."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -157,6 +158,26 @@ _V4_SHARED = network(
     gating_parameters=_CLAMP,
 )
 
+_V4_BLOCK_NORMS = norms("rms_f32mul", EPS_6, ("attn_in", "attn_norm"), ("ffn_in", "ffn_norm"), ("final", "norm"))
+_V4_Q_LATENT = NormRow("q_latent", "attn.q_norm", "rms_f32mul", EPS_6, width=("q_rank",))
+_V4_COMPRESSED = NormRow("kv_compressed", "attn.compressor.norm", "rms_f32mul", EPS_6, width=("head_dim",))
+_V4_INDEXED = NormRow("index_compressed", "attn.indexer.compressor.norm", "rms_f32mul", EPS_6, width=None)
+
+
+def _v4_norms(latent: str, *more: NormRow) -> tuple[NormRow, ...]:
+    """Norms of a layer, with the name of that of keys and values, and those of what is compressed once more."""
+    kv_latent = NormRow("kv_latent", latent, "rms_f32mul", EPS_6, width=("head_dim",))
+    return (*_V4_BLOCK_NORMS, _V4_Q_LATENT, kv_latent, *more)
+
+
+def _v4_variants() -> Iterator[Variant]:
+    """Layers with other norms of attention than its own: as the file holds them, whatever kind of layer it is."""
+    for latent in ("attn.norm", "attn.kv_norm"):
+        for more in ((), (_V4_COMPRESSED,), (_V4_COMPRESSED, _V4_INDEXED)):
+            held = (Holds(f"{latent}.weight"), *(Holds(norm.gain) for norm in more))
+            yield Variant(Every(held), MappingProxyType({"norms": _v4_norms(latent, *more)}))
+
+
 DEEPSEEK_V4 = Architecture(
     name="deepseek_v4",
     model_types=("deepseek_v4",),
@@ -169,6 +190,7 @@ DEEPSEEK_V4 = Architecture(
         (("num_experts_per_tok",), 6),
         expert_width=(("moe_intermediate_size", "intermediate_size"), 2048),
         shared_experts=(("n_shared_experts",), 1),
+        q_rank=(("q_lora_rank",), 1024),
     ),
     feed_forward=None,
     mixture=experts_of("ffn.gate", _V4_EXPERTS, shared=_V4_SHARED, correction="ffn.gate.bias"),
@@ -177,8 +199,9 @@ DEEPSEEK_V4 = Architecture(
             LayerKind(("mlp_layer_types",), ("hash_moe",), unless(FromLayer(Whole(("num_hash_layers",), 3)))),
             MappingProxyType({"mixture": experts_of("ffn.gate", _V4_EXPERTS, shared=_V4_SHARED)}),
         ),
+        *_v4_variants(),
     ),
-    norms=norms("rms_f32mul", EPS_6, ("attn_in", "attn_norm"), ("ffn_in", "ffn_norm"), ("final", "norm")),
+    norms=_v4_norms("attn.kv_norm"),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",
     tied=UNTIED,
@@ -187,6 +210,7 @@ DEEPSEEK_V4 = Architecture(
     not_run="its branches join several residual streams (hyper-connections), which no wiring here does",
     notes=(
         "Gate and up are clamped before the activation.",
+        "transformers 5.24 writes the norm of keys and values as attn.norm.",
         "The first layers choose experts by a table of tokens (ffn.gate.tid2eid), not by scores.",
     ),
 )
@@ -219,14 +243,20 @@ LONGCAT_FLASH = Architecture(
         correction="mlp.router.e_score_correction_bias",
         idle=True,
     ),
-    norms=norms(
-        "rms_llama",
-        EPS_5,
-        ("attn_in", "input_layernorm.0"),
-        ("ffn_in", "post_attention_layernorm.0"),
-        ("shared_attn_in", "input_layernorm.1"),
-        ("shared_in", "post_attention_layernorm.1"),
-        ("final", "norm"),
+    norms=(
+        *norms(
+            "rms_llama",
+            EPS_5,
+            ("attn_in", "input_layernorm.0"),
+            ("ffn_in", "post_attention_layernorm.0"),
+            ("shared_attn_in", "input_layernorm.1"),
+            ("shared_in", "post_attention_layernorm.1"),
+            ("final", "norm"),
+        ),
+        replace(_Q_LATENT, template="self_attn.0.q_a_layernorm"),
+        replace(_KV_LATENT, template="self_attn.0.kv_a_layernorm"),
+        replace(_Q_LATENT, role="shared_q_latent", template="self_attn.1.q_a_layernorm"),
+        replace(_KV_LATENT, role="shared_kv_latent", template="self_attn.1.kv_a_layernorm"),
     ),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",

@@ -1,7 +1,20 @@
 """Mixtures of experts with tensors of its own for each expert."""
 
+from types import MappingProxyType
+
 from glassblock.checkpoint.attention_row import INTERLEAVED
-from glassblock.checkpoint.conditions import Declares, Every, EveryLayer, FromLayer, LayerListed, Whole, either, unless
+from glassblock.checkpoint.conditions import (
+    Declares,
+    Every,
+    EveryLayer,
+    FromLayer,
+    Holds,
+    LayerKind,
+    LayerListed,
+    Whole,
+    either,
+    unless,
+)
 from glassblock.checkpoint.families.attention_makers import (
     ATTENTION_BIAS,
     NO_WINDOW,
@@ -38,7 +51,7 @@ from glassblock.checkpoint.families.mixture_makers import (
     with_experts,
     without_experts,
 )
-from glassblock.checkpoint.family import Architecture, LogitsRow, NormRow, RoutingRow, Setting, SquareRoot
+from glassblock.checkpoint.family import Architecture, LogitsRow, NormRow, RoutingRow, Setting, SquareRoot, Variant
 from glassblock.numerics.rotary import RotaryPrecision
 from glassblock.numerics.routing import Scoring
 from glassblock.numerics.wiring import Placement
@@ -110,11 +123,20 @@ MINIMAX_M2 = like(
     attention=heads(rotary=rotary(5000000.0, dim=Setting(("rotary_dim",), None))),
 )
 
+_LINEAR_NORM = NormRow("attn_hidden", "self_attn.norm", "rms_llama", Setting((), 1e-6), width=("heads", "head_dim"))
+
 MINIMAX = like(
     MIXTRAL,
     "minimax",
     "MiniMaxForCausalLM",
     "MiniMaxModel",
+    layer_variants=(
+        Variant(
+            # Without such a list the tensors tell.
+            LayerKind(("layer_types", "attn_type_list"), ("linear_attention", 0), Holds(_LINEAR_NORM.gain)),
+            MappingProxyType({"norms": (*_PRE_5, _LINEAR_NORM)}),
+        ),
+    ),
     not_run="the residual stream is taken after the norm, and not before it: no wiring here does that",
 )
 
@@ -248,7 +270,7 @@ GLM4_MOE = Architecture(
     ),
     layer_variants=(dense_unless(FromLayer(Whole(("first_k_dense_replace",), 1)), network("mlp.")),),
     extra_layers=Setting(("num_nextn_predict_layers",), 1.0),
-    attention=heads(bias=ATTENTION_BIAS, output_bias=NEVER, rotary=rotary(share=0.5)),
+    attention=heads(bias=ATTENTION_BIAS, output_bias=NEVER, rotary=rotary(share=0.5, next_even=True)),
     notes=("Gate and up are separate, where the dense GLM-4 fuses them.",),
 )
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from glassblock.checkpoint.attention_row import INTERLEAVED
-from glassblock.checkpoint.conditions import Every, Holds, Says, unless
+from glassblock.checkpoint.attention_row import INTERLEAVED, AttentionRow, ScoreScale
+from glassblock.checkpoint.conditions import AxisIs, Every, Holds, Says, unless
 from glassblock.checkpoint.families.attention_makers import meta_heads, rotary
 from glassblock.checkpoint.families.makers import (
     ALWAYS,
@@ -23,14 +23,18 @@ from glassblock.checkpoint.families.makers import (
     where,
 )
 from glassblock.checkpoint.families.mixture_makers import CHOSEN_SOFTMAX, META, experts_of, fused_network, network
+from glassblock.checkpoint.families.wirings import wired_by_norms, wirings
 from glassblock.checkpoint.family import (
     Architecture,
+    Layout,
+    LogitsRow,
     MixtureRow,
     NormRow,
     Role,
     Setting,
     Size,
     SizeSetting,
+    SquareRoot,
     Trunk,
     TwoThirds,
     Variant,
@@ -131,43 +135,6 @@ TORCHTUNE = Architecture(
     ),
 )
 
-GGUF = Architecture(
-    name="gguf",
-    model_types=(),
-    architectures=(),
-    trunks=(Trunk("", "output.weight"),),
-    layer="blk.{i}.",
-    sizes=unsized(),
-    feed_forward=network("", ("ffn_gate", "ffn_up", "ffn_down"), activation=_SILU),
-    norms=norms("rms_llama", _FIXED_EPS_5, ("attn_in", "attn_norm"), ("ffn_in", "ffn_norm"), ("final", "output_norm")),
-    placement=Placement.PRE,
-    embedding="token_embd.weight",
-    tied=_UNTIED,
-    verified="source only",
-    sources=("ggml-org/llama.cpp: gguf-py/gguf/tensor_mapping.py",),
-    layer_variants=(
-        Variant(
-            Holds("ffn_gate_exps.weight"),
-            MappingProxyType(
-                {
-                    "feed_forward": None,
-                    "mixture": MixtureRow(
-                        linear("ffn_gate_inp"),
-                        network("", ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), activation=_SILU),
-                        arrangement="stacked",
-                    ),
-                }
-            ),
-        ),
-    ),
-    notes=(
-        "GGUF's names in a safetensors file, for models built as Llama is; a GGUF file itself is not read.",
-        "ffn_gate_inp is the router. Norms of Gemma hold 1 + w already.",
-        "phi3, glm4 and chatglm put gate and up into ffn_up and have no ffn_gate: such a file does not fit.",
-    ),
-)
-
-
 _FUSED_NORM_PLACES: tuple[tuple[Role, str], ...] = (
     ("attn_in", "self_attention.linear_qkv"),
     ("ffn_in", "mlp.linear_fc1"),
@@ -176,7 +143,10 @@ _FUSED_NORM_PLACES: tuple[tuple[Role, str], ...] = (
 
 def _megatron(name: str, *trunks: Trunk) -> Architecture:
     experts = fused_network(
-        "mlp.experts.local_experts.{j}.linear_fc1", "mlp.experts.local_experts.{j}.linear_fc2", activation=_SILU
+        "mlp.experts.local_experts.{j}.linear_fc1",
+        "mlp.experts.local_experts.{j}.linear_fc2",
+        activation=_SILU,
+        width=("expert_width",),
     )
     final = norms("rms_llama", _MEGATRON_EPS, ("final", "final_layernorm"))
     return Architecture(
@@ -185,7 +155,7 @@ def _megatron(name: str, *trunks: Trunk) -> Architecture:
         architectures=(),
         trunks=trunks,
         layer="layers.{i}.",
-        sizes=unsized(),
+        sizes=unsized(expert_width=SizeSetting((), None)),
         feed_forward=fused_network("mlp.linear_fc1", "mlp.linear_fc2", activation=_SILU),
         norms=(
             *(
@@ -250,29 +220,65 @@ NEMO_LEGACY = _megatron(
 
 _LITGPT = ("fc_1", "fc_2", "proj")
 
-LITGPT = Architecture(
-    name="litgpt",
-    model_types=(),
-    architectures=(),
-    trunks=(Trunk("transformer.", "lm_head.weight"),),
-    layer="h.{i}.",
-    sizes=unsized(),
-    feed_forward=network("mlp.", _LITGPT, activation=_SILU),
-    norms=norms("rms_f32mul", _EPS_5, ("attn_in", "norm_1"), ("ffn_in", "norm_2"), ("final", "ln_f")),
-    placement=Placement.PRE,
-    embedding="wte.weight",
-    tied=_UNTIED,
-    verified="source only",
-    sources=("Lightning-AI/litgpt: litgpt/model.py, litgpt/config.py",),
-    layer_variants=(
-        Variant(
-            Holds("mlp.fc_1.bias"),
-            MappingProxyType({"feed_forward": network("mlp.", _LITGPT, activation=_SILU, bias=ALWAYS)}),
+
+def _litgpt(
+    name: str, activation: Setting[str], kind: str, *, sandwich: str | None = None, **more: Any
+) -> Architecture:
+    """litgpt's names. `sandwich` says why layers with four norms are not run, where another row is theirs."""
+
+    return Architecture(
+        name=name,
+        model_types=(),
+        architectures=(),
+        trunks=(Trunk("transformer.", "lm_head.weight"),),
+        layer="h.{i}.",
+        sizes=unsized(),
+        feed_forward=network("mlp.", _LITGPT, activation=activation),
+        norms=norms(kind, _EPS_5, ("attn_in", "norm_1"), ("ffn_in", "norm_2"), ("final", "ln_f")),
+        placement=Placement.PRE,
+        embedding="wte.weight",
+        tied=_UNTIED,
+        verified="source only",
+        sources=("Lightning-AI/litgpt: litgpt/model.py, litgpt/config.py",),
+        layer_variants=(
+            Variant(
+                Holds("mlp.fc_1.bias"),
+                MappingProxyType({"feed_forward": network("mlp.", _LITGPT, activation=activation, bias=ALWAYS)}),
+            ),
+            *wired_by_norms(
+                wirings("norm_1", "post_attention_norm", "norm_2", "post_mlp_norm"),
+                kind,
+                _EPS_5,
+                query="attn.norm_q",
+                key="attn.norm_k",
+                final="ln_f",
+                sandwich=sandwich,
+            ),
         ),
-    ),
+        **more,
+    )
+
+
+LITGPT = _litgpt(
+    "litgpt",
+    _SILU,
+    "rms_f32mul",
+    sandwich="norms in front of both branches and after them are Gemma's: take the family litgpt_gemma",
     notes=(
         "fc_1 is the gate, fc_2 the up projection. The gain multiplies in float32, unlike in transformers' Llama.",
-        "The row says what LLaMAMLP does; GemmaMLP has a GELU, and norms with add_unit_offset use 1 + w.",
+        "The row says what LLaMAMLP does. OLMo 2's layers have norms after the branches alone, under the same names.",
+    ),
+)
+
+LITGPT_GEMMA = _litgpt(
+    "litgpt_gemma",
+    Setting((), "gelu_tanh"),
+    "rms_plus1",
+    embedding_scale=SquareRoot("hidden"),
+    notes=(
+        "What GemmaMLP does, with norms that have add_unit_offset: gains are stored as w and used as 1 + w.",
+        "litgpt's configurations of Gemma leave norm_eps at 1e-5, where Google's models have 1e-6.",
+        "It adds the 1 in the dtype of the weights, which rounds otherwise in half precision.",
     ),
 )
 
@@ -322,28 +328,50 @@ MLX_LM = Architecture(
     ),
 )
 
+
+def _grok(layout: Layout) -> Mapping[str, Any]:
+    """Experts and attention of Grok-1: torch's modules hold weights [out, in], Haiku's [in, out]."""
+    names = ("linear", "linear_v", "linear_1")
+    place = "multi_head_attention."
+    return {
+        "mixture": MixtureRow(
+            linear("router"),
+            network("moe.{j}.", names, activation=Setting((), "gelu_tanh"), layout=layout),
+            router_layout=layout,
+        ),
+        "attention": AttentionRow(
+            query=linear(f"{place}query"),
+            key=linear(f"{place}key"),
+            value=linear(f"{place}value"),
+            output=linear(f"{place}linear"),
+            layout=layout,
+            scale=ScoreScale(Setting(("attn_output_multiplier",), 0.08838834764831845), power=1.0),
+            softcap=Setting(("max_attn_value",), 30.0),
+        ),
+    }
+
+
 GROK1 = Architecture(
     name="grok1",
     model_types=("grok-1",),
     architectures=("Grok1ModelForCausalLM",),
     trunks=(Trunk("transformer.", "lm_head.weight", "transformer.in_out_embed.weight"),),
     layer="decoder_layer.{i}.",
-    sizes=MappingProxyType(
-        {
-            **unsized(),
-            "hidden": SizeSetting(("emb_size", "hidden_size"), None),
-            "experts": SizeSetting(("num_experts",), None),
-        }
+    sizes=unsized(
+        hidden=SizeSetting(("hidden_size", "emb_size"), None),
+        intermediate=SizeSetting(("intermediate_size",), None),
+        layers=SizeSetting(("num_hidden_layers", "num_layers"), None),
+        heads=SizeSetting(("num_attention_heads", "num_q_heads"), None),
+        kv_heads=SizeSetting(("num_key_value_heads", "num_kv_heads"), None),
+        head_dim=SizeSetting(("head_dim", "key_size"), HIDDEN_OVER_HEADS),
+        vocab=SizeSetting(("vocab_size",), None),
+        experts=SizeSetting(("num_experts", "num_local_experts"), None),
+        experts_per_token=SizeSetting(("num_experts_per_tok", "num_selected_experts"), 2),
     ),
     feed_forward=None,
-    mixture=MixtureRow(
-        linear("router"),
-        network("moe.{j}.", ("linear", "linear_v", "linear_1"), activation=Setting((), "gelu_tanh"), layout="in_out"),
-        router_layout="in_out",
-    ),
     norms=norms(
         "rms_f32mul",
-        _FIXED_EPS_5,
+        Setting(("rms_norm_eps",), 1e-5),
         ("attn_in", "rms_norm"),
         ("attn_out", "rms_norm_1"),
         ("ffn_in", "rms_norm_2"),
@@ -354,13 +382,26 @@ GROK1 = Architecture(
     embedding=None,
     tied=Setting((), default=True),
     verified="source only",
-    sources=("xai-org/grok-1: model.py", "ggml-org/llama.cpp: gguf-py/gguf/tensor_mapping.py"),
+    sources=(
+        "xai-org/grok-1: model.py, run.py",
+        "ggml-org/llama.cpp: convert_hf_to_gguf.py, gguf-py/gguf/tensor_mapping.py",
+    ),
     embedding_scale=Setting(("embedding_multiplier_scale",), 78.38367176906169),
+    logits=LogitsRow(scale=Setting(("output_multiplier_scale",), 0.5773502691896257)),
+    layer_variants=(
+        Variant(
+            AxisIs("moe.0.linear.weight", 0, "rms_norm.weight"),
+            MappingProxyType(_grok("in_out")),
+        ),
+    ),
+    **_grok("out_in"),
     notes=(
-        "linear is the gate, linear_v the up, linear_1 the down projection; weights are stored [in, out].",
-        "Names are those of the JAX checkpoint written with dots; other conversions have others.",
+        "linear is the gate, linear_v the up, linear_1 the down projection.",
+        "Names are those of the JAX checkpoint written with dots; other conversions have others. Weights are stored "
+        "[out, in], as torch's modules hold them, or [in, out], as the JAX checkpoint does: their shapes tell.",
+        "Scores are multiplied by attn_output_multiplier in the place of the root of a head's width, and capped at 30.",
     ),
 )
 
-ROWS = (LLAMA_META, TORCHTUNE, GGUF, MEGATRON_CORE, NEMO_LEGACY, LITGPT, MLX_LM, GROK1)
+ROWS = (LLAMA_META, TORCHTUNE, MEGATRON_CORE, NEMO_LEGACY, LITGPT, LITGPT_GEMMA, MLX_LM, GROK1)
 """The rows of this module."""

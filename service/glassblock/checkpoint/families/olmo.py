@@ -47,6 +47,7 @@ from glassblock.checkpoint.families.makers import (
     source,
     where,
 )
+from glassblock.checkpoint.families.mixture_makers import A_CONFIG
 from glassblock.checkpoint.family import (
     Architecture,
     FeedForwardRow,
@@ -122,8 +123,12 @@ OLMO = like(
 _LINEAR = LayerKind(
     ("layer_types",),
     ("linear_attention",),
-    Neither((EveryLayer(Whole((), 4), shift=1),)),
+    either(
+        Every((A_CONFIG, unless(EveryLayer(Whole((), 4), shift=1)))),
+        Every((unless(A_CONFIG), Holds("attention_layer_norm.weight"))),
+    ),
 )
+_HYBRID_QUERY_KEY = query_key_norms("rms_f32mul", EPS_6, ("heads", "head_dim"), ("kv_heads", "head_dim"))
 
 OLMO_HYBRID = like(
     OLMO2,
@@ -131,12 +136,15 @@ OLMO_HYBRID = like(
     "OlmoHybridForCausalLM",
     "OlmoHybridModel",
     sizes=sizes(3840, 11008, 32, 30, 100352),
-    norms=norms(
-        "rms_f32mul",
-        EPS_6,
-        ("attn_out", "post_attention_layernorm"),
-        ("ffn_out", "post_feedforward_layernorm"),
-        ("final", "norm"),
+    norms=(
+        *norms(
+            "rms_f32mul",
+            EPS_6,
+            ("attn_out", "post_attention_layernorm"),
+            ("ffn_out", "post_feedforward_layernorm"),
+            ("final", "norm"),
+        ),
+        *_HYBRID_QUERY_KEY,
     ),
     layer_variants=(
         Variant(
@@ -158,12 +166,15 @@ OLMO_HYBRID = like(
             Every((Neither((_LINEAR,)), Holds("feedforward_layer_norm.weight"))),
             MappingProxyType(
                 {
-                    "norms": norms(
-                        "rms_f32mul",
-                        EPS_6,
-                        ("attn_out", "feedforward_layer_norm"),
-                        ("ffn_out", "post_feedforward_layernorm"),
-                        ("final", "norm"),
+                    "norms": (
+                        *norms(
+                            "rms_f32mul",
+                            EPS_6,
+                            ("attn_out", "feedforward_layer_norm"),
+                            ("ffn_out", "post_feedforward_layernorm"),
+                            ("final", "norm"),
+                        ),
+                        *_HYBRID_QUERY_KEY,
                     )
                 }
             ),

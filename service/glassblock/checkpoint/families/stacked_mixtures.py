@@ -4,21 +4,10 @@ from types import MappingProxyType
 from typing import Any
 
 from glassblock.checkpoint.attention_row import THETA_KEYS, RotaryRow
-from glassblock.checkpoint.conditions import (
-    AxisIs,
-    Declares,
-    Every,
-    EveryLayer,
-    LayerListed,
-    Says,
-    Whole,
-    either,
-    unless,
-)
+from glassblock.checkpoint.conditions import AxisIs, Every, EveryLayer, LayerListed, Says, Whole, either, unless
 from glassblock.checkpoint.families.attention_makers import (
     ATTENTION_BIAS,
     ATTENTION_BIAS_ON,
-    MULTIPLIER,
     fused_heads,
     heads,
     rotary,
@@ -42,7 +31,6 @@ from glassblock.checkpoint.families.makers import (
     source,
 )
 from glassblock.checkpoint.families.mixture_makers import (
-    CHOSEN_SOFTMAX,
     dense_unless,
     every,
     experts_of,
@@ -53,7 +41,6 @@ from glassblock.checkpoint.families.mixture_makers import (
 from glassblock.checkpoint.family import (
     Architecture,
     FeedForwardRow,
-    LogitsRow,
     MixtureRow,
     Projection,
     RoutingRow,
@@ -246,94 +233,6 @@ LLAMA4 = Architecture(
     ),
 )
 
-_GRANITE_EXPERTS = experts_of(
-    "block_sparse_moe.router.layer",
-    fused_network(*(f"block_sparse_moe.{name}" for name in _LINEARS)),
-    arrangement="stacked",
-    routing=CHOSEN_SOFTMAX,
-)
-_GRANITE_SHARED = fused_network(*(f"shared_mlp.{name}" for name in _LINEARS), width=("shared_width",))
-_GRANITE_SIZES = with_experts(sizes(4096, 11008, 32, 32, 32000), (_LOCAL, 8), (_CHOSEN, 2))
-_GRANITE_SHARED_SIZES = MappingProxyType(
-    {**_GRANITE_SIZES, "shared_width": SizeSetting(("shared_intermediate_size",), None)}
-)
-
-GRANITEMOE = Architecture(
-    name="granitemoe",
-    model_types=("granitemoe",),
-    architectures=("GraniteMoeForCausalLM", "GraniteMoeModel"),
-    trunks=TRUNKS,
-    layer="layers.{i}.",
-    sizes=_GRANITE_SIZES,
-    feed_forward=None,
-    mixture=_GRANITE_EXPERTS,
-    norms=_PRE_6,
-    placement=Placement.PRE,
-    embedding="embed_tokens.weight",
-    tied=UNTIED,
-    verified="executed",
-    sources=source("granitemoe"),
-    embedding_scale=Setting(("embedding_multiplier",), 1.0),
-    branch_scale=Setting(("residual_multiplier",), 1.0),
-    attention=heads(bias=ATTENTION_BIAS, scale=MULTIPLIER),
-    logits=LogitsRow(divisor=Setting(("logits_scaling",), 1.0)),
-    notes=("What every branch adds is multiplied by residual_multiplier.",),
-)
-
-GRANITEMOESHARED = like(
-    GRANITEMOE,
-    "granitemoeshared",
-    "GraniteMoeSharedForCausalLM",
-    "GraniteMoeSharedModel",
-    sizes=_GRANITE_SIZES,
-    config_variants=(
-        Variant(
-            unless(Declares(("shared_intermediate_size",), (0,), 0)),
-            MappingProxyType(
-                {
-                    "sizes": _GRANITE_SHARED_SIZES,
-                    "mixture": MixtureRow(
-                        _GRANITE_EXPERTS.router,
-                        _GRANITE_EXPERTS.experts,
-                        arrangement="stacked",
-                        shared=_GRANITE_SHARED,
-                        routing=CHOSEN_SOFTMAX,
-                    ),
-                }
-            ),
-        ),
-    ),
-    attention=heads(bias=ATTENTION_BIAS, scale=MULTIPLIER),
-    logits=LogitsRow(divisor=Setting(("logits_scaling",), 1.0)),
-)
-
-_HYBRID_SIZES = MappingProxyType({**_GRANITE_SIZES, "shared_width": SizeSetting(("shared_intermediate_size",), 1024)})
-_HYBRID_DENSE_SIZES = MappingProxyType(
-    {size: setting for size, setting in _HYBRID_SIZES.items() if size not in {"experts", "experts_per_token"}}
-)
-
-GRANITEMOEHYBRID = like(
-    GRANITEMOE,
-    "granitemoehybrid",
-    "GraniteMoeHybridForCausalLM",
-    "GraniteMoeHybridModel",
-    sizes=_HYBRID_SIZES,
-    mixture=MixtureRow(
-        _GRANITE_EXPERTS.router,
-        _GRANITE_EXPERTS.experts,
-        arrangement="stacked",
-        shared=_GRANITE_SHARED,
-        routing=CHOSEN_SOFTMAX,
-    ),
-    config_variants=(
-        Variant(
-            Declares(_LOCAL, (0,)),
-            MappingProxyType({"sizes": _HYBRID_DENSE_SIZES, "feed_forward": _GRANITE_SHARED, "mixture": None}),
-        ),
-    ),
-    notes=("Without experts the network is the shared one.",),
-)
-
 JETMOE = Architecture(
     name="jetmoe",
     model_types=("jetmoe",),
@@ -426,7 +325,7 @@ QWEN3_VL_MOE = Architecture(
     layer_variants=(
         # Released files have [expert, in, out]; transformers 5 writes [expert, out, in] and reads both by shape.
         Variant(
-            AxisIs("mlp.experts.down_proj", -2, Whole(("hidden_size",), 2048)),
+            AxisIs("mlp.experts.down_proj", -2, "input_layernorm.weight"),
             MappingProxyType(
                 {"mixture": experts_of("mlp.gate", fused_network(*_QWEN_NAMES, **_QWEN_STACK), **_QWEN_STACKED)}
             ),
@@ -450,9 +349,6 @@ ROWS = (
     DBRX,
     GPT_OSS,
     LLAMA4,
-    GRANITEMOE,
-    GRANITEMOESHARED,
-    GRANITEMOEHYBRID,
     JETMOE,
     ARIA,
     QWEN3_VL_MOE,

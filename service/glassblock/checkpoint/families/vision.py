@@ -250,6 +250,7 @@ def _conformer(side: str) -> Architecture:
             Setting((), 1e-5),
             ("attn_in", "layer_norm_att"),
             ("ffn_in", f"{prefix}layer_norm"),
+            ("layer_out", "layer_norm"),
             has_bias=True,
         ),
         placement=Placement.PRE,

@@ -1,0 +1,146 @@
+"""GGUF's names in a safetensors file; a GGUF file itself is not read.
+
+A name says what a norm stands at, and which of them a layer has says how it is wired. What the file's metadata would
+say of a family, such as its activation, the names do not: those are rows to choose from.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from glassblock.checkpoint.conditions import Every, Holds, unless
+from glassblock.checkpoint.families.makers import linear, norms
+from glassblock.checkpoint.families.mixture_makers import fused_network, network
+from glassblock.checkpoint.families.natives import unsized
+from glassblock.checkpoint.families.wirings import Wiring, wired_by_norms, wirings
+from glassblock.checkpoint.family import (
+    Architecture,
+    FeedForwardRow,
+    MixtureRow,
+    Setting,
+    SizeSetting,
+    SquareRoot,
+    Trunk,
+    Variant,
+)
+from glassblock.numerics.wiring import Placement
+
+_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+_WIRINGS: tuple[Wiring, ...] = (
+    (
+        Every(
+            (
+                Holds("post_attention_norm.weight"),
+                unless(Holds("ffn_norm.weight")),
+                unless(Holds("post_ffw_norm.weight")),
+            )
+        ),
+        Placement.PRE,
+        (("attn_in", "attn_norm"), ("ffn_in", "post_attention_norm")),
+    ),
+    *wirings(*_NORMS),
+)
+
+
+def _gguf(
+    name: str,
+    dense: FeedForwardRow,
+    kind: str,
+    eps: Setting[float],
+    *more_variants: Variant,
+    sandwich: str | None = None,
+    **more: Any,
+) -> Architecture:
+    """A family under GGUF's names. `sandwich` says why layers with four norms are not run, where that is so."""
+    return Architecture(
+        name=name,
+        model_types=(),
+        architectures=(),
+        trunks=(Trunk("", "output.weight"),),
+        layer="blk.{i}.",
+        sizes=unsized(**dict.fromkeys(("expert_width", "shared_width"), SizeSetting((), None))),
+        feed_forward=dense,
+        norms=norms(kind, eps, ("attn_in", "attn_norm"), ("ffn_in", "ffn_norm"), ("final", "output_norm")),
+        placement=Placement.PRE,
+        embedding="token_embd.weight",
+        verified="source only",
+        sources=("ggml-org/llama.cpp: gguf-py/gguf/tensor_mapping.py, gguf-py/gguf/constants.py",),
+        layer_variants=(
+            *wired_by_norms(
+                _WIRINGS,
+                kind,
+                eps,
+                query="attn_q_norm",
+                key="attn_k_norm",
+                final="output_norm",
+                sandwich=sandwich,
+            ),
+            *more_variants,
+        ),
+        **more,
+    )
+
+
+def _mixtures(activation: Setting[str]) -> Iterator[Variant]:
+    """Layers with experts: gate and up apart or in one tensor, without and with a network that every token passes."""
+    wide: dict[str, Any] = {"activation": activation, "width": ("expert_width",)}
+    names = [f"ffn_{part}_exps" for part in ("gate", "up", "down")]
+    apart = network("", (names[0], names[1], names[2]), **wide)
+    fused = fused_network("ffn_gate_up_exps", "ffn_down_exps", **wide)
+    shared_names = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+    shared = network("", shared_names, activation=activation, width=("shared_width",))
+    for held, experts in (("ffn_gate_exps.weight", apart), ("ffn_gate_up_exps.weight", fused)):
+        mixture = MixtureRow(linear("ffn_gate_inp"), experts, arrangement="stacked", correction="exp_probs_b.bias")
+        yield Variant(Holds(held), MappingProxyType({"feed_forward": None, "mixture": mixture}))
+        yield Variant(
+            Every((Holds(held), Holds(shared.down.weight))),
+            MappingProxyType({"feed_forward": None, "mixture": replace(mixture, shared=shared)}),
+        )
+
+
+_SILU = Setting((), "silu")
+_FIXED_EPS_5 = Setting((), 1e-5)
+_NAMES = ("ffn_gate", "ffn_up", "ffn_down")
+_UNTIED = Setting((), default=False)
+_TIED = Setting((), default=True)
+
+GGUF = _gguf(
+    "gguf",
+    network("", _NAMES, activation=_SILU),
+    "rms_llama",
+    _FIXED_EPS_5,
+    *_mixtures(_SILU),
+    sandwich="norms in front of both branches and after them are Gemma's: take the family gguf_gemma",
+    tied=_UNTIED,
+    notes=(
+        "For models built as Llama is, OLMo 2 and Qwen 3 among them. ffn_gate_inp is the router.",
+        "post_attention_norm is the norm in front of the network where there is no ffn_norm (gpt-oss).",
+        "phi3, glm4 and chatglm put gate and up into ffn_up and have no ffn_gate: they are gguf_fused.",
+    ),
+)
+
+GGUF_FUSED = _gguf(
+    "gguf_fused",
+    fused_network("ffn_up", "ffn_down", activation=_SILU),
+    "rms_llama",
+    _FIXED_EPS_5,
+    tied=_UNTIED,
+    notes=("What phi3 and glm4 become: ffn_up holds gate and up, the gate first.",),
+)
+
+GGUF_GEMMA = _gguf(
+    "gguf_gemma",
+    network("", _NAMES, activation=Setting((), "gelu_tanh")),
+    "rms_f32mul",
+    Setting((), 1e-6),
+    tied=_TIED,
+    embedding_scale=SquareRoot("hidden"),
+    notes=(
+        "Gains hold 1 + w already, where transformers stores w: they are plain multipliers.",
+        "Gemma 1 has two norms in a layer, Gemma 2 and 3 have four.",
+    ),
+)
+
+ROWS = (GGUF, GGUF_FUSED, GGUF_GEMMA)
+"""The rows of this module."""

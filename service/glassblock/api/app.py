@@ -22,7 +22,7 @@ from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_w
 from glassblock.api.allocator import trimmed_when_idle
 from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
 from glassblock.api.bodies import JSON, Patience, media_type_of, parse_body, parse_query, read_body, render
-from glassblock.api.body_budget import SMALL_BODY, BodyBudget, object_bytes
+from glassblock.api.body_budget import SMALL_BODY, BodyBudget, RequestBudget, object_bytes
 from glassblock.api.desk import WATCHED_LANES, Desk, sent
 from glassblock.api.doors import Doors, require_scope
 from glassblock.api.envelope import Envelope, visit_of
@@ -146,7 +146,7 @@ def _answer(
     has_message = endpoint.request is not Nothing
     asked_in_query, has_body = has_message and endpoint.method == "GET", has_message and endpoint.method != "GET"
     patience = Patience(settings.body_seconds, settings.silence_seconds)
-    read = partial(read_body, limit=_body_limit(endpoint, settings), patience=patience, budget=bodies)
+    read = partial(read_body, limit=_body_limit(endpoint, settings), patience=patience)
 
     def parse(request: HttpRequest, body: memoryview) -> Call:
         message, tensors = (
@@ -169,13 +169,11 @@ def _answer(
         reply: Any = job_of(endpoint)(call)
         return render(START_AUDIT, reply, accept=JSON)
 
-    async def respond(request: HttpRequest) -> Response:
-        visit_of(request).endpoint = endpoint.name
-        require_scope(visit_of(request).caller, endpoint)
+    async def respond(request: HttpRequest, room: RequestBudget) -> Response:
         since = anyio.current_time()
         # An endpoint that is asked by its URL alone does not look at a body.
-        body = await read(request) if has_body else memoryview(b"")
-        with bodies.unfolded(await _objects_of(request, body)):
+        body = await read(request, budget=room) if has_body else memoryview(b"")
+        with room.unfolded(await _objects_of(request, body)):
             if as_job is not None and wants_job(request.headers):
                 response = await desk.ask(as_job, request, partial(parse, request, body), queue)
                 response.headers["Preference-Applied"] = "respond-async"
@@ -192,7 +190,7 @@ def _answer(
                 response.headers["Preference-Applied"] = f"wait={wait}"
             return response
 
-    return partial(_with_answers, respond)
+    return partial(_with_answers, partial(_within_scope, endpoint, bodies, respond))
 
 
 def _body_limit(endpoint: Endpoint[Any, Any], settings: Settings) -> int:
@@ -204,6 +202,22 @@ async def _objects_of(request: HttpRequest, body: memoryview) -> int:
     if body.nbytes <= SMALL_BODY or media_type_of(request.headers) != JSON:
         return 0
     return await anyio.to_thread.run_sync(object_bytes, body)
+
+
+async def _within_scope(
+    endpoint: Endpoint[Any, Any],
+    bodies: BodyBudget,
+    respond: Callable[[HttpRequest, RequestBudget], Awaitable[Response]],
+    request: HttpRequest,
+) -> Response:
+    """What `respond` gives to a caller who may ask, its body and its answer counted."""
+    visit = visit_of(request)
+    visit.endpoint = endpoint.name
+    require_scope(visit.caller, endpoint)
+    room = bodies.of(visit.who)
+    response = await respond(request, room)
+    room.until_sent(response)
+    return response
 
 
 async def _with_answers(respond: Callable[[HttpRequest], Awaitable[Response]], request: HttpRequest) -> Response:

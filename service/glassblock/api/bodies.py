@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from glassblock.api.answers import invalid_value
-from glassblock.api.body_budget import UNCOUNTED, BodyBudget
+from glassblock.api.body_budget import RequestBudget
 from glassblock.api.envelope import visit_of
 from glassblock.api.landing import LANDING_BYTES, land_of, launch_of, untouched
 from glassblock.api.results import Rendered
@@ -46,7 +46,7 @@ PATIENT = Patience(math.inf, math.inf)
 
 
 async def read_body(
-    request: HttpRequest, *, limit: int, patience: Patience = PATIENT, budget: BodyBudget = UNCOUNTED
+    request: HttpRequest, *, limit: int, patience: Patience = PATIENT, budget: RequestBudget
 ) -> memoryview:
     """The whole body, received into memory of its declared size.
 
@@ -81,7 +81,7 @@ async def read_body(
 
 
 async def _of_known_size(
-    request: HttpRequest, size: int, *, limit: int, arrived: Callable[[], None], budget: BodyBudget
+    request: HttpRequest, size: int, *, limit: int, arrived: Callable[[], None], budget: RequestBudget
 ) -> memoryview:
     if size > limit:
         raise _too_large(limit)
@@ -115,7 +115,7 @@ async def _of_known_size(
 
 
 async def _of_unknown_size(
-    request: HttpRequest, *, limit: int, arrived: Callable[[], None], budget: BodyBudget
+    request: HttpRequest, *, limit: int, arrived: Callable[[], None], budget: RequestBudget
 ) -> memoryview:
     body = bytearray()
     try:

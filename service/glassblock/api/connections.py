@@ -9,13 +9,19 @@ service's health are answered (`envelope`).
 import asyncio
 import contextlib
 import logging
+import sys
+import uuid
+from http import HTTPStatus
 from typing import Any, cast
 
+import h11
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from glassblock.api.envelope import CROWDED
+from glassblock.api.answers import answer_error
+from glassblock.api.envelope import CROWDED, MAX_HEAD_BYTES, complete_headers
 from glassblock.api.landing import LandingProtocol
+from glassblock.errors import GlassblockError, InvalidValue, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +118,31 @@ class BoundedProtocol(LandingProtocol):
         if self.cycle.response_complete:  # else the next request has come already
             self._crowd.owes(self)
             self._owe()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  uvicorn's, which says no more than that
+        """What came is no HTTP: told as every refusal is where an answer can begin yet; then the connection is over."""
+        asked: Any = self.cycle  # None before the first request
+        if asked is not None:  # one that is being answered: its caller breaks off
+            asked.disconnected = True
+            asked.message_event.set()
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.write(self._refusal(sys.exception()))
+        self.transport.close()
+
+    def _refusal(self, fault: BaseException | None) -> bytes:
+        too_long = getattr(fault, "error_status_hint", 400) == 431
+        error: GlassblockError = (
+            TooLarge(f"the request line and its headers are larger than {MAX_HEAD_BYTES} bytes", field="headers")
+            if too_long
+            else InvalidValue(f"what came is no HTTP request: {fault!s:.80}", hint="send HTTP/1.1 (RFC 9112)")
+        )
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_long else HTTPStatus.BAD_REQUEST
+        answer = answer_error(error, status=status)
+        complete_headers(answer.headers, uuid.uuid4().hex)
+        answer.headers["Connection"] = "close"
+        head = h11.Response(status_code=status, headers=answer.raw_headers, reason=status.phrase.encode())
+        body = h11.Data(data=bytes(answer.body))
+        return b"".join(self.conn.send(event) for event in (head, body, h11.EndOfMessage()))
 
     def pause_writing(self) -> None:
         """The caller is slower than the answer."""

@@ -138,8 +138,7 @@ class Desk:
             )
             if key is not None:
                 self._affordable.append(key.form)
-        caller = visit_of(request).caller.name or visit_of(request).address
-        done = await flights.run(key, partial(self._computed, route, call, work, caller, key))
+        done = await flights.run(key, partial(self._computed, route, call, work, visit_of(request).who, key))
         return sent(done, tags)
 
     async def _computed(

@@ -63,6 +63,11 @@ class Visit:
     posted: bytes = b""
     since: float = field(default_factory=time.perf_counter)
 
+    @property
+    def who(self) -> str:
+        """Among whom turns and room are shared: the name of the key, or the address where there are no keys."""
+        return self.caller.name or self.address
+
 
 class Witness(Protocol):
     """Is told of every request when it is over."""
@@ -70,6 +75,14 @@ class Witness(Protocol):
     def __call__(self, visit: Visit) -> None:
         """Take note."""
         ...
+
+
+def complete_headers(headers: MutableHeaders, request_id: str) -> None:
+    """Add what every answer carries."""
+    headers["X-Request-ID"] = request_id
+    headers[SCHEMA_HEADER] = SCHEMA_VERSION
+    for name, value in SECURITY_HEADERS.items():
+        headers.setdefault(name, value)
 
 
 def visit_of(request: HttpRequest) -> Visit:
@@ -107,11 +120,7 @@ class Envelope:
         async def addressed(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = visit.id
-                headers[SCHEMA_HEADER] = SCHEMA_VERSION
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
+                complete_headers(MutableHeaders(scope=message), visit.id)
             else:
                 visit.sent += len(message.get("body", b""))
             await send(message)

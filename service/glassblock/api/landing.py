@@ -200,6 +200,7 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
             self.transport.write(self.conn.send(h11.Data(data=b"")))  # a head that waits
             await self.flow.drain()
         if self.transport.is_closing():
+            self._over()
             return 0
         left = memoryview(self.conn.send(h11.Data(data=cast("bytes", memory))))
         # asyncio lets nobody else wait for its own descriptor of the socket.
@@ -220,7 +221,13 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
                 self._launching = 0
                 self.loop.remove_writer(out)
                 self.resume_writing()
+        if left:
+            self._over()
         return memory.nbytes - left.nbytes
+
+    def _over(self) -> None:
+        """Nobody is there: what comes next is dropped. uvicorn hears of it later, and h11 would miss what was not sent."""
+        self.cycle.disconnected = True
 
 
 class _Connection(h11.Connection):

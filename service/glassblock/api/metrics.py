@@ -14,7 +14,7 @@ from glassblock.errors import GlassblockError
 from glassblock.jobs.leases import Lease
 from glassblock.operations.admission import Memory
 from glassblock.operations.residency import Usage
-from glassblock.wire.audits import JobState, Report
+from glassblock.wire.audits import ENDED, JobState, Report
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 JOB_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
@@ -58,7 +58,7 @@ class Metrics:
         self._sent = Counter("glassblock_sent_bytes", "Bodies of answers.", ("endpoint",), registry=registry)
         self._jobs = Counter("glassblock_audits_ended", "Audits that ended here.", ("state",), registry=registry)
         self._job_seconds = Histogram(
-            "glassblock_audit_seconds", "Of one attempt.", ("state",), buckets=JOB_SECONDS, registry=registry
+            "glassblock_audit_seconds", "Of their last attempt.", ("state",), buckets=JOB_SECONDS, registry=registry
         )
         self._findings = Counter(
             "glassblock_findings", "Findings of audits that ended here.", ("rule", "level"), registry=registry
@@ -75,8 +75,10 @@ class Metrics:
         self._sent.labels(endpoint).inc(visit.sent)
 
     def observe_job(self, lease: Lease, state: JobState, *, seconds: float, report: Report | None) -> None:
-        """Count a job that was worked on."""
+        """Count a job that has ended. One that is handed back has not: whoever takes it up counts it."""
         del lease  # a label for each would never end
+        if state not in ENDED:
+            return
         self._jobs.labels(state).inc()
         self._job_seconds.labels(state).observe(seconds)
         for finding in report.findings if report is not None else ():

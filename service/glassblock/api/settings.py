@@ -34,7 +34,8 @@ class Settings(BaseSettings):
         int | None,
         Field(
             ge=1,
-            description="most that all bodies of requests hold together, MiB; a quarter of the memory, at most 8192",
+            description="most that bodies of requests and answers hold together, MiB; a quarter of the memory,"
+            " at most 8192",
         ),
     ] = None
     connections: Annotated[

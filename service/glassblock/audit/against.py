@@ -17,7 +17,7 @@ from glassblock.audit.engine_settings import Settings, Told, settings_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
 from glassblock.checkpoint.architectures import BY_MODEL_TYPE
-from glassblock.checkpoint.layers import embedding_entry
+from glassblock.checkpoint.outer_tensors import embedding_entry
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, LEARNED_ACTIVATIONS
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
@@ -242,7 +242,7 @@ def _remarks(evidence: Evidence, rule: str, theirs: Spoken) -> Iterator[Skipped]
 def _difference(evidence: Evidence, group: Group, names: list[str], own: Told, other: Told) -> Found:
     what = group.words.format(name=", ".join(_spelt(name) for name in names))
     told_by = evidence.question.against_name
-    source = other.source if told_by in other.source else f"{other.source}, as {told_by} does not state it"
+    source = f"{other.source}, as {told_by} does not state it" if other.defaulted else other.source
     facts: dict[str, object] = {
         "settings": names,
         "declared": {"value": own.value, "source": own.source},

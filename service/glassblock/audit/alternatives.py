@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from glassblock.checkpoint.config import declared_eps
-from glassblock.checkpoint.layers import layer_tensors, load_norm
+from glassblock.checkpoint.layer_map import layer_tensors
+from glassblock.checkpoint.layers import load_norm
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import CheckpointUnusable, InvalidValue

@@ -12,10 +12,11 @@ from glassblock.audit.fixes import FIXES, Unrepaired, joined, repair_of
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.checkpoint.changes import Add, Cast
 from glassblock.checkpoint.config import as_epsilon, declared_eps, find
+from glassblock.checkpoint.entries import FLOAT_CODES
 from glassblock.checkpoint.family import Architecture, FeedForwardRow, NormRow, Setting
-from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layer_map import final_norm, resolve_layer
+from glassblock.checkpoint.layer_map import resolve_layer
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import final_norm
 from glassblock.checkpoint.patches import Alter, Patch, patched
 from glassblock.checkpoint.settings import eps_of, text_of
 from glassblock.checkpoint.text_states import layer_count

@@ -13,8 +13,9 @@ from glassblock.audit.behaviour_hypotheses import hypotheses_of
 from glassblock.audit.behaviour_types import BehaviourStudy, Hypothesis, Judged, LeftOut, Reading
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.question import AuditCancelled
-from glassblock.checkpoint.layer_map import embedding_entry, whole_layer_tensors
+from glassblock.checkpoint.layer_map import whole_layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.text_states import layer_count, require_head
 from glassblock.checkpoint.text_variants import Variant, variant_log_likelihoods

@@ -10,9 +10,9 @@ from glassblock.audit.padding import network_entries, wider_than_declared
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import declared_flags
-from glassblock.checkpoint.layers import LayerFault, head_entry
+from glassblock.checkpoint.fitting import LayerFault
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.outer_tensors import embedding_name
+from glassblock.checkpoint.outer_tensors import embedding_name, head_entry
 from glassblock.checkpoint.recognition import PartWithin
 from glassblock.checkpoint.settings import tied_of
 from glassblock.checkpoint.strict_json import shown

@@ -1,4 +1,4 @@
-"""What is certain before all tensors are read: what headers and the index decide, and numbers that are not finite."""
+"""What is certain before all tensors are read: what headers, index and config decide, and what is not finite."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -6,15 +6,37 @@ from types import MappingProxyType
 
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.locations import located
+from glassblock.audit.padding import wider_than_declared
 from glassblock.audit.question import AuditQuestion
 from glassblock.audit.rule import Rule, apply_rule
 from glassblock.audit.structure_rules import CONTAINER_RULES, INDEX_RULES
 from glassblock.audit.values import TensorValues
+from glassblock.checkpoint.layer_map import resolve_layers
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.wire.audits import Finding
 
 HEADER_RULES = frozenset(rule.name for rule in (*CONTAINER_RULES, *INDEX_RULES))
 """Rules that look at files and their headers, and at no tensor."""
+
+FITTING_RULES = frozenset(
+    {
+        "config/shape",
+        "config/unknown-family",
+        "config/activation-conflict",
+        "config/dtype-conflict",
+        "tensor/empty",
+        "ffn/missing-tensor",
+        "ffn/missing-bias",
+        "norm/final-missing",
+        "norm/role",
+        "norm/kind-conflict",
+        "moe/experts-missing",
+        "quant/scale-missing",
+        "range/eps-underflow",
+    }
+)
+"""Rules that hold names, shapes and config against each other: what they find with no tensor read stands, and some of
+them find more when all were."""
 
 NON_FINITE = "tensor/non-finite"
 
@@ -36,7 +58,7 @@ class Told:
         if self._found is None:
             return
         for finding in findings:
-            what = (finding.rule, finding.layer, finding.expert, finding.tensors, finding.file, finding.byte)
+            what = (finding.rule, finding.layer, finding.expert, finding.tensors, finding.file, finding.message)
             if what not in self._known:
                 self._known.add(what)
                 self._found(located(finding, self._checkpoint.entries, self._checkpoint.duplicates))
@@ -44,9 +66,21 @@ class Told:
 
 def header_findings(checkpoint: Checkpoint, question: AuditQuestion, rules: Iterable[Rule]) -> Iterable[Finding]:
     """What those of `rules` find that need no tensor."""
+    nothing_read = _nothing_read(checkpoint, question)
+    yield from _found_by(rules, HEADER_RULES, nothing_read)
+    if question.reference is not None or question.captures is not None:
+        return  # what they prove takes the place of what the checkpoint alone suggests
+    layers, misfits = resolve_layers(checkpoint)
+    sure = FITTING_RULES
+    if any(wider_than_declared(checkpoint, tensors) is not None for tensors in layers.values()):
+        sure = sure - {"config/shape"}  # neurons that are all zero would make it another finding
+    yield from _found_by(rules, sure, replace(nothing_read, layers=layers, misfits=misfits))
+
+
+def _found_by(rules: Iterable[Rule], names: frozenset[str], evidence: Evidence) -> Iterable[Finding]:
     for rule in rules:
-        if rule.name in HEADER_RULES:
-            yield from apply_rule(rule, _nothing_read(checkpoint, question))[0]
+        if rule.name in names:
+            yield from apply_rule(rule, evidence)[0]
 
 
 def tensor_findings(

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.audit.evidence import EmbeddingEnergy
+from glassblock.checkpoint.entries import FLOAT_CODES
 from glassblock.checkpoint.family import SquareRoot
-from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import embedding_entry
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry
 from glassblock.checkpoint.settings import scale_of
 from glassblock.errors import DamagedCheckpoint
 from glassblock.numerics.norms import norm_kind_named

@@ -190,8 +190,10 @@ def _read_meta(config: Mapping[str, Any], name: str, row: Architecture) -> Spoke
     else:
         epsilon = as_epsilon(config["norm_eps"])
         settings.told |= {} if epsilon is None else {"eps.*": Told(epsilon, f"{name}: norm_eps")}
-    # Meta's layout orders rows of queries and keys for its own rotation; how that is written here says nothing.
+    # Meta's layout orders rows of queries and keys for its own rotation; how that is written here says nothing. Its
+    # files always hold the head, also where it equals the embedding, so that params.json has no flag for it.
     settings.told.pop("number.rope_form", None)
+    settings.told.pop("tied", None)
     return Spoken("meta", settings, model="llama_meta")
 
 

@@ -126,9 +126,9 @@ def _numbers(config: ConfigFile | None, row: Architecture) -> Iterator[tuple[str
         "embedding_multiplier": row.embedding_scale,
         "residual_multiplier": row.residual_scale,
         "branch_multiplier": row.branch_scale,
-        "logits_multiplier": row.logits.scale,
-        "logits_divisor": row.logits.divisor,
     }
+    if row.logits is not None:
+        plain |= {"logits_multiplier": row.logits.scale, "logits_divisor": row.logits.divisor}
     for name, setting in plain.items():
         if isinstance(setting, Setting):
             numbered = cast("Setting[float]", setting)
@@ -136,7 +136,9 @@ def _numbers(config: ConfigFile | None, row: Architecture) -> Iterator[tuple[str
     if isinstance(row.embedding_scale, SquareRoot) or row.embedding_scale is None:
         words = "none" if row.embedding_scale is None else f"square root of {row.embedding_scale.of}"
         yield "number.embedding_rule", lambda: _fixed(row, words)
-    yield "number.logits_softcap", lambda: _optional(config, row, row.logits.softcap)
+    if row.logits is not None:
+        softcap = row.logits.softcap
+        yield "number.logits_softcap", lambda: _optional(config, row, softcap)
     attention = row.attention
     if isinstance(attention, AttentionRow):
         yield "number.attention_softcap", lambda: _optional(config, row, attention.softcap)

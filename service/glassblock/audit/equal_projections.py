@@ -19,7 +19,7 @@ from glassblock.audit.names import in_words
 from glassblock.audit.neuron_numbers import Key, NeuronNumbers, is_noise
 from glassblock.audit.rule import Found
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors, NetworkTensors
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
 from glassblock.numerics.fused_layouts import split_groups
 from glassblock.wire.audits import Fix

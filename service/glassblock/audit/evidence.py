@@ -14,7 +14,8 @@ from glassblock.audit.reference_types import ReferenceStudy
 from glassblock.audit.values import TensorValues
 from glassblock.checkpoint.entries import ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture
-from glassblock.checkpoint.layers import Expert, LayerFault, LayerTensors
+from glassblock.checkpoint.fitting import LayerFault
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.numerics.gate_or_up import GateScreen, GateUpEvidence, Judgement
 

@@ -12,9 +12,10 @@ from glassblock.checkpoint.attention_map import bias_setting
 from glassblock.checkpoint.changes import Add, Reorder, Transpose, Within
 from glassblock.checkpoint.config import find
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.layer_map import layer_prefix, resolve_layer
-from glassblock.checkpoint.layers import head_entry, row_at, shape_faults
+from glassblock.checkpoint.fitting import layer_prefix
+from glassblock.checkpoint.layer_map import resolve_layer, row_at, shape_faults
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import head_entry
 from glassblock.checkpoint.patches import Alter, Compact, Declare, Drop, Edit, Patch, Relist, Rename, patched
 from glassblock.checkpoint.wrappers import wrapped_names
 from glassblock.errors import CheckpointUnusable, GlassblockError

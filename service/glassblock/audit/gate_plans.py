@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from glassblock.audit.evidence import Unasked
+from glassblock.checkpoint.entries import FLOAT_CODES
 from glassblock.checkpoint.family import Architecture, FeedForwardRow
-from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, gating_of
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
+from glassblock.checkpoint.layers import gating_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import text_of
 from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers

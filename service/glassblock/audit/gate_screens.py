@@ -14,7 +14,7 @@ import torch
 from glassblock.audit.gate_plans import GatePlan
 from glassblock.audit.network_sketch import NetworkSketch, Role
 from glassblock.audit.neuron_numbers import NeuronNumbers, neuron_numbers
-from glassblock.checkpoint.layers import Expert
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.numerics.gate_or_up import GateScreen
 from glassblock.numerics.neuron_lengths import length_numbers
 from glassblock.numerics.pairing import pairing_zs

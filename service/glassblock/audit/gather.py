@@ -35,10 +35,11 @@ from glassblock.audit.stored_pieces import stored_pieces
 from glassblock.audit.tensor_sketch import TensorSketch
 from glassblock.audit.trouble import ReadTrouble, read_faults, trouble_of
 from glassblock.audit.values import TensorValues
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors, embedding_entry, head_entry, resolve_layers
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.layer_map import resolve_layers
+from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry, head_entry
 from glassblock.checkpoint.reading import ReadMeter, read_chunks
 from glassblock.checkpoint.stored_entries import StoredEntry, codes_like_numbers
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.audit.evidence import Evidence, GainMoments
-from glassblock.checkpoint.layers import LayerTensors
+from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.settings import eps_of
 from glassblock.errors import DamagedCheckpoint
 from glassblock.numerics.norms import norm_kind_named

@@ -16,7 +16,8 @@ from torch import Tensor
 from glassblock.audit.readable import unreadable
 from glassblock.audit.reference_bytes import ByteEquality
 from glassblock.audit.reference_map import Key, Part, heads_of, known_alike, layer_of_key, parts_of
-from glassblock.checkpoint.layers import LayerTensors, resolve_layers
+from glassblock.checkpoint.layer_map import resolve_layers
+from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import GlassblockError

@@ -13,10 +13,12 @@ from glassblock.audit.fixes import exchanged_rows, relaid_rows, swap_of
 from glassblock.audit.names import only_layer
 from glassblock.checkpoint.changes import Add, Cast, Put, Reorder, Shuffle, Transpose
 from glassblock.checkpoint.config import declared_flags, find
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import FLOAT_CODES, trunk_prefix
-from glassblock.checkpoint.layer_map import LayerTensors, NetworkTensors, final_norm, head_entry, resolve_layer
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.fitting import trunk_prefix
+from glassblock.checkpoint.layer_map import resolve_layer
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import final_norm, head_entry
 from glassblock.checkpoint.patches import Alter, Declare, Drop, Edit, LoseEnd, LoseFile, Patch, Rename, Stand
 from glassblock.checkpoint.settings import eps_of, tied_of
 from glassblock.errors import GlassblockError

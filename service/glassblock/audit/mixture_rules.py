@@ -9,8 +9,8 @@ from glassblock.audit.neuron_numbers import NeuronNumbers, RowNumbers, is_noise,
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.tensor_rules import misfit_look
 from glassblock.audit.unrouted import unrouted
-from glassblock.checkpoint.layers import LayerTensors, NetworkTensors
-from glassblock.wire.audits import Fix, Skipped
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
+from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 TRAINED = 10.0
 """Standard deviations of the scatter of noise beyond which lengths cannot be noise."""
@@ -160,6 +160,19 @@ def _never_trained(
     )
 
 
+def _exchanged(evidence: Evidence) -> Iterator[Outcome]:
+    mixtures = _mixtures(evidence)
+    if not mixtures:
+        yield Skipped(reason=_NO_EXPERTS)
+    elif evidence.reference is None:
+        yield Undecidable(
+            reason="experts under other numbers than those of their rows in the router look as they do in order",
+            would_decide="a reference checkpoint (--reference)",
+        )
+    elif evidence.reference.relation not in ("other-model", "unanswered"):
+        yield Checked(len(mixtures))
+
+
 MIXTURE_RULES: tuple[Rule, ...] = (
     Rule(
         "moe/experts-missing",
@@ -201,5 +214,19 @@ MIXTURE_RULES: tuple[Rule, ...] = (
         report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
         needs=("family",),
         look=_untrained,
+    ),
+    Rule(
+        "moe/experts-exchanged",
+        "error",
+        "proved",
+        what="Experts lie under other numbers than those of their rows in the router.",
+        hurts="Every token is answered by an expert that was trained for others. Shapes and numbers are sound.",
+        detection="Without a reference nothing tells. Where one is given (--reference), equal experts are found "
+        "there under other numbers, whatever the order of their neurons, and the router's rows have not moved with "
+        "them. Moved together they compute the same.",
+        fooled_by="A reference that is wrong itself. Experts that were trained on since.",
+        report="https://github.com/pytorch/torchtitan/pull/1918",
+        needs=("family",),
+        look=_exchanged,
     ),
 )

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.layers import NetworkTensors
+from glassblock.checkpoint.layer_parts import NetworkTensors
 from glassblock.numerics.fused_layouts import split_groups
 from glassblock.numerics.sign_screen import ColumnSums, RowSums, SignSums
 from glassblock.numerics.squared_lengths import column_squares, row_squares

@@ -16,9 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassblock.audit.network_sketch import NetworkSketch, Role, Rows, Tap
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors, NetworkTensors
 
 Key = tuple[int, Expert]
 """A network: its layer, and which one of it."""

@@ -12,7 +12,7 @@ from glassblock.audit.gate_loading import Pieces
 from glassblock.audit.gate_plans import GatePlan
 from glassblock.audit.orientation_types import OpenOrientation, OrientationStudy, TurnedWeight
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.layers import Expert
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
 from glassblock.numerics.fused_layouts import RowLayout, split_rows
 from glassblock.numerics.orientation import Projections, Turned, TurnedTest, turned_test, with_turned

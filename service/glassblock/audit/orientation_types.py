@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from glassblock.checkpoint.layers import Expert
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.numerics.orientation import TurnedTest
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from glassblock.audit.network_sketch import NetworkSketch
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import FLOAT_CODES
-from glassblock.checkpoint.layers import LayerTensors, NetworkTensors
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import Sourced, size_of
 from glassblock.numerics.fused_layouts import split_rows

@@ -11,8 +11,8 @@ from glassblock.audit.grain import Grid
 from glassblock.audit.names import alike, in_words, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.tensor_rules import misfit_look
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import FLOAT_CODES, LayerFault
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.fitting import LayerFault
 from glassblock.checkpoint.quantisation import declared_quantisation
 from glassblock.checkpoint.stored_entries import StoredEntry
 from glassblock.wire.audits import Fix, Skipped

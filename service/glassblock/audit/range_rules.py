@@ -12,7 +12,7 @@ from glassblock.audit.names import in_words, only_layer
 from glassblock.audit.neuron_numbers import NeuronNumbers
 from glassblock.audit.padding import wider_than_declared
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.checkpoint.layers import Expert, LayerTensors, NetworkTensors
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors, NetworkTensors
 from glassblock.checkpoint.settings import eps_of, text_of
 from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.activations import activation_named

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from glassblock.audit.evidence import Evidence
+from glassblock.audit.names import in_words
 from glassblock.audit.reference_types import Difference, FunctionKind, ReferenceStudy
 from glassblock.audit.rule import Checked, Found, Outcome
 from glassblock.wire.audits import (
@@ -39,6 +40,7 @@ NAMED: Mapping[FunctionKind, Named] = MappingProxyType(
         "transposed": Named("tensor/transposed", "transpose", "Exchange its axes."),
         "offset": Named("norm/offset", "add-to-gains", "Bring the gains back to the family's convention."),
         "role": Named("norm/role", "convert-again", "Write each norm under the name of its own role."),
+        "experts-exchanged": Named("moe/experts-exchanged", "convert-again", "Write each expert under its own number."),
         "unrelated": Named("tensor/untrained", "convert-again", "Convert the tensor again from the reference."),
     }
 )
@@ -87,8 +89,7 @@ def _found(difference: Difference, named: Named, study: ReferenceStudy) -> Found
     facts |= {} if difference.add is None else {"add": difference.add}
     facts |= {} if difference.relative is None else {"relative_difference": difference.relative}
     proved = difference.proved or difference.kind == "unrelated"
-    names = " and ".join(difference.here)
-    beside = " and ".join(dict.fromkeys(difference.there))
+    names, beside = in_words(difference.here), in_words(tuple(dict.fromkeys(difference.there)))
     return Found(
         f"{names}: {difference.words} ({study.name}: {beside})",
         layer=difference.layer,

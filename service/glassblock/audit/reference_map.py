@@ -15,11 +15,11 @@ from torch import Tensor
 from glassblock.checkpoint.attention_loading import split_heads_of
 from glassblock.checkpoint.attention_map import AttentionTensors
 from glassblock.checkpoint.attention_row import AttentionRow
-from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.fitting import PLAIN_CODES, Sizes
-from glassblock.checkpoint.layer_map import LayerTensors, NetworkTensors, NormTensors, embedding_norm, final_norm
-from glassblock.checkpoint.layers import embedding_entry, head_entry
+from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
+from glassblock.checkpoint.fitting import Sizes
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors, NormTensors
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry, embedding_norm, final_norm, head_entry
 from glassblock.checkpoint.reading import TORCH_DTYPES, ReadMeter, read_tensor
 from glassblock.checkpoint.recognition import find_trunk
 from glassblock.checkpoint.settings import number_of, text_of, tied_of
@@ -191,7 +191,7 @@ def heads_of(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def _readable(entry: TensorEntry) -> bool:
-    return entry.elements > 0 and (entry.dtype in PLAIN_CODES or isinstance(entry, StoredEntry) or _integers(entry))
+    return entry.elements > 0 and (entry.dtype in FLOAT_CODES or isinstance(entry, StoredEntry) or _integers(entry))
 
 
 def _integers(entry: TensorEntry) -> bool:

@@ -27,7 +27,8 @@ from glassblock.audit.reference_networks import (
 )
 from glassblock.audit.reference_relation import CLOSE, FAR, LEAST_ELEMENTS, relation_of
 from glassblock.audit.reference_types import FORM_KINDS, Difference, FormKind, FunctionKind, ReferenceStudy
-from glassblock.checkpoint.layers import Expert, LayerTensors, resolve_layers
+from glassblock.checkpoint.layer_map import resolve_layers
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import GlassblockError
@@ -303,8 +304,7 @@ class _Comparison:
     def _explain(self, layer: int, expert: Expert, mine: Mapping[Key, Part], its: Mapping[Key, Part]) -> None:
         """Look for a whole network under another order of its rows."""
         home: Key = ("layer", layer, "network", expert)
-        here = {str(key[4]): part for key, part in mine.items() if key[:4] == home}
-        there = {str(key[4]): part for key, part in its.items() if key[:4] == home}
+        here, there = _network(layer, expert, mine), _network(layer, expert, its)
         try:
             verdict = self._network_verdict(home, here, there)
             biases = self._biases_exchanged(home, here, there)
@@ -331,19 +331,20 @@ class _Comparison:
                 self.same.add(key)
 
     def _network_verdict(self, home: Key, here: Mapping[str, Part], there: Mapping[str, Part]) -> Verdict | None:
+        found = self._reordered(here, there, biases=True) or self._reordered(here, there, biases=False)
+        return found or self._nearly_exchanged(home, here, there)
+
+    def _reordered(self, here: Mapping[str, Part], there: Mapping[str, Part], *, biases: bool) -> Verdict | None:
+        """What order of its rows makes one network of the other; with the biases, which then must have moved alike."""
         if not {"up", "down"} <= here.keys() & there.keys():
             return None
         dtypes = shared_dtypes(here, there)
         prints, others = prints_of(here, dtypes, self.meter), prints_of(there, dtypes, self.meter)
         if prints is None or others is None:
             return None
-        fused = "gate" in here and here["gate"].name == here["up"].name
-        whole = [with_biases(*pair, dtypes, self.meter) for pair in ((prints, here), (others, there))]
-        return (
-            explained(whole[0], whole[1], fused=fused)
-            or explained(prints, others, fused=fused)
-            or self._nearly_exchanged(home, here, there)
-        )
+        if biases:
+            prints, others = (with_biases(*pair, dtypes, self.meter) for pair in ((prints, here), (others, there)))
+        return explained(prints, others, fused="gate" in here and here["gate"].name == here["up"].name)
 
     def _biases_exchanged(self, home: Key, here: Mapping[str, Part], there: Mapping[str, Part]) -> Verdict | None:
         """Whether the biases of gate and up are each other's, which must go with the weights."""
@@ -383,53 +384,101 @@ class _Comparison:
     def _experts_moved(
         self, layer: int, mine: Mapping[Key, Part], its: Mapping[Key, Part], experts: list[Expert]
     ) -> set[Expert]:
-        """Experts that lie under another number; harmless where the rows of the router moved with them."""
+        """Experts that lie under another number: told, and returned; also those of which a part does.
+
+        One that is whole is harmless where the rows of the router moved with it.
+        """
         routed = [expert for expert in experts if isinstance(expert, int)]
         if len(routed) < 2:
             return set()
-        prints = [
-            {
-                expert: self._fingerprint(parts.get(("layer", layer, "network", expert, "down")))
-                for expert in (routed if parts is mine else [key[3] for key in its if key[-1] == "down"])
-                if isinstance(expert, int)
-            }
-            for parts in (mine, its)
-        ]
-        places = {value: expert for expert, value in prints[1].items() if value is not None}
-        order = {expert: places[value] for expert, value in prints[0].items() if value in places}
-        if len(order) < len(routed) or all(expert == other for expert, other in order.items()):
-            return set()
-        router = mine.get(("layer", layer, "router", "weight")), its.get(("layer", layer, "router", "weight"))
-        along = False
-        if router[0] is not None and router[1] is not None and router[0].shape == router[1].shape:
-            dtype = common_dtype(router[0].dtype, router[1].dtype)
-            rows, others = (fingerprints(part, dtype, self.meter) for part in router if part is not None)
-            along = all(rows[expert] == others[other] for expert, other in order.items())
-            if along:
-                self.measured.pop(("layer", layer, "router", "weight"), None)
-        moved = len([expert for expert, other in order.items() if expert != other])
-        words = (
-            f"{moved} experts lie under other numbers, the router's rows with them"
-            if along
-            else f"{moved} experts lie under other numbers, and the router's rows do not"
-        )
-        names = tuple(mine["layer", layer, "network", expert, "down"].name for expert in routed)
-        self.differences.append(
-            Difference(
-                "experts-reordered" if along else "experts-exchanged", words, tuple(dict.fromkeys(names)), (), layer
+        moved: dict[int, int] = {}
+        apart: set[Expert] = set()
+        for part in ("down", "up", "gate"):
+            others = [expert for expert in routed if expert not in moved and expert not in apart]
+            for expert, other in self._homes_there(layer, part, mine, its, others).items():
+                if self._same_network(_network(layer, expert, mine), _network(layer, other, its)):
+                    moved[expert] = other
+                else:
+                    words = f"its {part} projection is that of the reference's expert {other}, and not all of it is"
+                    parts, theirs = _network(layer, expert, mine), _network(layer, other, its)
+                    home: Key = ("layer", layer, "network", expert)
+                    self._add_network(Verdict("mispaired", words), home, parts, theirs, list(parts))
+                    apart.add(expert)
+        along = self._router_moved(layer, mine, its, moved)
+        if moved:
+            parts_moved = [(_network(layer, *pair) for pair in ((new, mine), (old, its))) for new, old in moved.items()]
+            here, there = (
+                tuple(dict.fromkeys(part.name for parts in side for part in parts.values()))
+                for side in zip(*parts_moved, strict=True)
             )
-        )
-        for key in [key for key in self.measured if len(key) == 5 and key[3] in order and key[2] == "network"]:
-            if key[1] == layer:
-                self.same.add(key) if along else self.measured.pop(key)
-        if along:
-            self.same.add(("layer", layer, "router", "weight"))
-        return set(order)
+            which = (
+                f"the experts {', '.join(map(str, sorted(moved)))} lie"
+                if len(moved) <= 8
+                else f"{len(moved)} experts lie"
+            )
+            router = "the rows of the router with them" if along else "and the rows of the router do not"
+            words = f"{which} under other numbers, {router}"
+            kind = "experts-reordered" if along else "experts-exchanged"
+            self.differences.append(Difference(kind, words, here, there, layer))
+        for key in [key for key in mine if _of_network(key) and (key[3] in moved or key[3] in apart)]:
+            self.measured.pop(key, None)
+            self.misshapen.discard(key)
+            if along and key[3] in moved and key in self.mapped:
+                self.same.add(key)
+        return {*moved, *apart}
 
-    def _fingerprint(self, part: Part | None) -> int | None:
-        if part is None:
-            return None
-        return int(fingerprints(part, torch.float32, self.meter).sum())
+    def _homes_there(
+        self, layer: int, part: str, mine: Mapping[Key, Part], its: Mapping[Key, Part], experts: list[int]
+    ) -> dict[int, int]:
+        """Under which number the reference has this part of experts that have another one than theirs."""
+        wanted = [expert for expert in experts if self._is_other(("layer", layer, "network", expert, part))]
+        if not wanted:
+            return {}
+        theirs = {
+            key: other for key, other in its.items() if key[:3] == ("layer", layer, "network") and key[4:] == (part,)
+        }
+        dtype = mine["layer", layer, "network", wanted[0], part].dtype
+        for other in theirs.values():
+            dtype = common_dtype(dtype, other.dtype)
+        places = {self._fingerprint(other, dtype): key[3] for key, other in theirs.items() if isinstance(key[3], int)}
+        found: dict[int, int] = {}
+        for expert in wanted:
+            value = self._fingerprint(mine["layer", layer, "network", expert, part], dtype)
+            place = places.get(value)
+            if value and isinstance(place, int) and place != expert:
+                found[expert] = place
+        return found
+
+    def _is_other(self, key: Key) -> bool:
+        """Whether a part has other numbers than its counterpart, rounded or not."""
+        likeness = self.measured.get(key)
+        return likeness is not None and not likeness.equal and likeness.rounded is None
+
+    def _same_network(self, here: Mapping[str, Part], there: Mapping[str, Part]) -> bool:
+        """Whether two networks are one, whatever the order of its neurons."""
+        verdict = self._reordered(here, there, biases=True)
+        return verdict is not None and verdict.kind in FORM_KINDS
+
+    def _router_moved(
+        self, layer: int, mine: Mapping[Key, Part], its: Mapping[Key, Part], moved: Mapping[int, int]
+    ) -> bool:
+        """Whether the rows of the router, and what else it has for each expert, moved with the experts."""
+        keys = [key for key in mine if key[:3] == ("layer", layer, "router")]
+        for key in keys:
+            here, there = mine[key], its.get(key)
+            if there is None or here.shape != there.shape or here.shape[0] <= max([*moved, *moved.values()], default=0):
+                return False
+            dtype = common_dtype(here.dtype, there.dtype)
+            rows, others = (fingerprints(part, dtype, self.meter) for part in (here, there))
+            if not all(rows[expert] == others[other] for expert, other in moved.items()):
+                return False
+            stay = [row for row in range(len(rows)) if row not in moved]
+            if torch.equal(rows[stay], others[stay]):
+                self.same.add(key)
+        return bool(keys)
+
+    def _fingerprint(self, part: Part, dtype: torch.dtype) -> int:
+        return int(fingerprints(part, dtype, self.meter).sum())
 
     def _norm_roles(self, mine: Mapping[Key, Part], its: Mapping[Key, Part]) -> None:
         """Norms of a layer that hold what another norm of that layer holds in the reference."""
@@ -445,6 +494,12 @@ class _Comparison:
                     self._add("role", words, key, part, candidate)
                     self.measured.pop(key)
                     break
+
+
+def _network(layer: int, expert: Expert, parts: Mapping[Key, Part]) -> dict[str, Part]:
+    """The parts of one network by role."""
+    home = ("layer", layer, "network", expert)
+    return {str(key[4]): part for key, part in parts.items() if key[:4] == home}
 
 
 def _of_network(key: Key) -> bool:

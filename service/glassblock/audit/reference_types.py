@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassblock.audit.reference_map import Key
-from glassblock.checkpoint.layers import Expert
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.wire.audits import Relation
 
 FormKind = Literal[

@@ -9,7 +9,7 @@ from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.unrouted import unrouted, unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
-from glassblock.checkpoint.layers import Expert
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.numerics.norms import norm_kind_named
 from glassblock.numerics.wiring import Placement
 from glassblock.wire.audits import Certainty, Fix, Level, Skipped
@@ -231,6 +231,30 @@ def _undeclared_bias(evidence: Evidence) -> Iterator[Outcome]:
         yield Skipped(reason="the config does not say which tensors the layers are made of")
 
 
+def _final_norm(evidence: Evidence) -> Iterator[Outcome]:
+    yield from misfit_look("final-missing")(evidence)
+    final, trunk = evidence.family.norm("final"), evidence.checkpoint.trunk
+    if final is None or trunk is None:
+        return
+    name = trunk.prefix + final.gain
+    values, layers = evidence.values.get(name), evidence.gains.values()
+    trained = sum(gain.most > gain.least for gain in layers)
+    neutral = 1.0 - norm_kind_named(final.kind).offset
+    if values is None or values.elements < 2 or values.non_finite or {values.least, values.most} != {neutral}:
+        return
+    if 2 * trained > len(layers):
+        yield Found(
+            f"{name}: every gain is {neutral:g}, as before training, where {trained} of {len(layers)} norms of the "
+            "layers are trained: it may never have been written",
+            tensors=(name,),
+            file=evidence.checkpoint.entries[name].file.name,
+            evidence={"gain": neutral, "trained": trained, "norms": len(layers)},
+            fix=Fix(action="convert-again", description="Write the norm again from the source.", tensors=(name,)),
+            level="warning",
+            certainty="statistical",
+        )
+
+
 def _rule(
     name: str,
     look: Callable[[Evidence], Iterable[Outcome]],
@@ -314,11 +338,12 @@ MISSING_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "norm/final-missing",
-        misfit_look("final-missing"),
-        what="The norm after the last layer is in no file.",
+        _final_norm,
+        what="The norm after the last layer is in no file, or was never written.",
         hurts="The head receives hidden states of another scale: the ranking of tokens changes.",
-        detection="The family's name of it is looked up; families without one are let pass.",
-        fooled_by="A base model saved under another prefix.",
+        detection="The family's name of it is looked up; families without one are let pass. A warning: all its gains "
+        "are as before training, where those of most layers are not.",
+        fooled_by="A base model saved under another prefix. A final norm whose gains were multiplied into the head.",
         report="sgl-project/sglang/pull/32279",
         needs=("family",),
     ),

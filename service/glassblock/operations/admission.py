@@ -80,6 +80,7 @@ class Admission:
                 raise NoRoom(
                     f"this is estimated to take {estimate:,} bytes on the device at its peak; of {self.budget:,}"
                     f" {self._reserved:,} are in use and {self._residency.usage().pinned:,} are pinned",
+                    field=field,
                     hint="send it again, send fewer rows, or let pinned blocks go",
                     retry_after=RETRY_SECONDS,
                 )

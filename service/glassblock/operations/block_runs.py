@@ -6,7 +6,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layers import LayerTensors, NetworkTensors, activation_of, layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
+from glassblock.checkpoint.layers import activation_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.stored_entries import storage_notes

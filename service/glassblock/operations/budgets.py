@@ -2,7 +2,7 @@
 
 from typing import Literal, cast
 
-from glassblock.checkpoint.layers import layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.errors import InvalidValue
 from glassblock.numerics.budgets import (

@@ -8,8 +8,9 @@ import torch
 
 from glassblock.checkpoint.config import declared_eps
 from glassblock.checkpoint.fits import FamilyFit, fitting_families
-from glassblock.checkpoint.layers import embedding_entry, resolve_layer
+from glassblock.checkpoint.layer_map import resolve_layer
 from glassblock.checkpoint.opened import Checkpoint, Fault
+from glassblock.checkpoint.outer_tensors import embedding_entry
 from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
 from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue, ServiceUnavailable, UnknownCheckpoint
 from glassblock.operations.inputs import layer_widths
@@ -44,7 +45,11 @@ def health(store: CheckpointStore) -> Health:
 
 def every(store: CheckpointStore) -> wire.CheckpointList:
     """One line per checkpoint. One that cannot be opened at all counts as one fault."""
-    return wire.CheckpointList(checkpoints=tuple(_summary(store, name) for name in store.roots.list()))
+    names, stopped = store.roots.list()
+    note = f"the list is not whole: after {stopped} nothing more was looked for; any other can be asked for by its name"
+    return wire.CheckpointList(
+        checkpoints=tuple(_summary(store, name) for name in names), notes=() if stopped is None else (note,)
+    )
 
 
 def _summary(store: CheckpointStore, name: str) -> wire.CheckpointSummary:
@@ -114,6 +119,7 @@ def pin(store: CheckpointStore, name: str, request: wire.ResidencyRequest) -> wi
     Raises:
         InvalidValue: a layer is out of range.
         TooLarge: they do not fit the budget.
+        NoRoom: they do not fit now, beside what runs.
     """
     return _held(store, store.pin(name, request.layers))
 

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from glassblock.checkpoint.embedding_rows import sample_embedding_rows
 from glassblock.checkpoint.family import Role
-from glassblock.checkpoint.layers import eps_sources, layer_tensors, sample_embedding_rows
+from glassblock.checkpoint.layer_map import eps_sources, layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue

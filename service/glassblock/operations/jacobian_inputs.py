@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layers import embedding_rows, sample_embedding_rows
+from glassblock.checkpoint.embedding_rows import embedding_rows, sample_embedding_rows
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue

@@ -6,7 +6,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layers import Expert, layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue

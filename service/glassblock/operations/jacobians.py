@@ -7,11 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layers import (
-    Expert,
-    layer_tensors,
-    load_wiring,
-)
+from glassblock.checkpoint.layer_map import layer_tensors
+from glassblock.checkpoint.layer_parts import Expert
+from glassblock.checkpoint.layers import load_wiring
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import TooLarge

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from glassblock.checkpoint.attention_map import AttentionTensors
 from glassblock.checkpoint.attention_row import AttentionRow
 from glassblock.checkpoint.entries import DTYPE_BITS, TensorEntry
-from glassblock.checkpoint.layers import NetworkTensors
+from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
 from glassblock.checkpoint.stored_entries import StoredEntry
 
 READ_AS_BYTES = 4
@@ -156,6 +156,33 @@ def held_bytes(entries: Iterable[TensorEntry]) -> int:
         _in_file(entry) + (READ_AS_BYTES * prod(entry.shape) if isinstance(entry, StoredEntry) else 0)
         for entry in entries
     )
+
+
+class BlockSize(NamedTuple):
+    """The dense network of a layer with its norms, as it is kept between requests.
+
+    Attributes:
+        held: bytes on the device, those of the attention's norms among them.
+        reading: bytes beside them at most while it is read: codes of what is quantised, one weight in another layout.
+    """
+
+    held: int
+    reading: int
+
+
+def block_size(tensors: LayerTensors) -> BlockSize:
+    """Of the block of one layer that is kept.
+
+    Raises:
+        InvalidValue: the layer has no dense network.
+    """
+    weights = tuple(tensors.network(None).weights.values())
+    held, at_rest = sum(map(_at_rest, tensors.entries)), list(map(_at_rest, weights))
+    return BlockSize(held, max(held_bytes(weights) - sum(at_rest), *at_rest))
+
+
+def _at_rest(entry: TensorEntry) -> int:
+    return READ_AS_BYTES * prod(entry.shape) if isinstance(entry, StoredEntry) else entry.bytes
 
 
 def _in_file(entry: TensorEntry) -> int:

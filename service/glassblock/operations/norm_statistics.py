@@ -6,7 +6,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layers import eps_sources, load_norm
+from glassblock.checkpoint.layer_map import eps_sources
+from glassblock.checkpoint.layers import load_norm
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
 from glassblock.numerics import norm_statistics as numerics

@@ -253,7 +253,7 @@ class Operations:
         check_posted(checkpoint, request, tensors)
 
     def cost(self, operation: str, request: Request, tensors: Tensors) -> plans.Plan:
-        """What a request will cost, as `plan` quotes it; nothing of an operation that it does not quote."""
+        """What a request will cost, as `plan` quotes it; nothing of one that cannot be answered."""
         return plans.estimate(self._store, operation, request, tensors)
 
     def repair(
@@ -264,7 +264,7 @@ class Operations:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Reply[RepairAnswer]:
         """Repair what the files tell how to; `progress` and `cancelled` as in an audit."""
-        with self._device():
+        with self._admitted("repair", request, {}):
             return Reply(
                 repairs.repair(self._store, request, outputs=self._outputs, progress=progress, cancelled=cancelled)
             )
@@ -277,7 +277,7 @@ class Operations:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Reply[SelftestAnswer]:
         """Plant mistakes in memory and see what is found; `progress` counts mistakes."""
-        with self._device():
+        with self._admitted("selftest", request, {}):
             return Reply(selftests.selftest(self._store, request, progress=progress, cancelled=cancelled))
 
     def rules(self) -> Reply[RuleList]:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol, cast
 from torch import Tensor
 
 from glassblock.checkpoint.entries import DTYPE_BITS
-from glassblock.checkpoint.layer_map import embedding_entry
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry
 from glassblock.errors import InvalidValue
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.tensors import COMPUTE_DTYPES

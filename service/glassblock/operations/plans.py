@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES, looked_at
 from glassblock.checkpoint.entries import DTYPE_BITS
-from glassblock.checkpoint.layer_map import embedding_entry, head_entry, layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
+from glassblock.checkpoint.outer_tensors import embedding_entry, head_entry
 from glassblock.checkpoint.text_states import HEAD_BYTES, layer_count
 from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
@@ -37,6 +38,7 @@ from glassblock.operations.layer_sizes import (
 from glassblock.operations.norm_statistics import ELEMENTS_AT_ONCE
 from glassblock.operations.plan_inputs import PlanInput, Shapes, compute_item, input_of, posted_input, text_input
 from glassblock.operations.residuals import PLACEMENTS, rows_at_once
+from glassblock.operations.selftests import asked_mistakes
 from glassblock.operations.store import CheckpointStore
 from glassblock.operations.texts import token_ids_of
 from glassblock.wire.audits import AuditRequest
@@ -47,6 +49,8 @@ from glassblock.wire.likelihoods import LikelihoodRequest
 from glassblock.wire.norms import NormStatisticsRequest, ResidualCompareRequest
 from glassblock.wire.plans import PlanAnswer, PlannedOperation, PlanRequest
 from glassblock.wire.refusals import refusal
+from glassblock.wire.repairs import RepairRequest
+from glassblock.wire.selftests import SelftestRequest
 from glassblock.wire.values import Request
 
 MARGIN = 1.04
@@ -103,13 +107,10 @@ def quote(store: CheckpointStore, request: PlanRequest) -> PlanAnswer:
 
 
 def estimate(store: CheckpointStore, operation: str, message: Request, tensors: Shapes) -> Plan:
-    """As `quote`, of a request that will be made; nothing of one that cannot, which tells itself why.
-
-    Nothing also of an operation that is not quoted: it goes through files piece by piece, like an audit.
-    """
-    plan = cast("Mapping[str, Callable[[CheckpointStore, Any, Shapes], Plan]]", PLANS).get(operation)
+    """As `quote`, of a request that will be made; nothing of one that cannot, which tells itself why."""
+    plan = cast("Mapping[str, Callable[[CheckpointStore, Any, Shapes], Plan]]", PLANS)[operation]
     try:
-        return NOTHING if plan is None else plan(store, message, tensors)
+        return plan(store, message, tensors)
     except GlassblockError:
         return NOTHING
 
@@ -373,6 +374,24 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
     return _planned(total + passes * read, Cost(max(cost.bytes, asked.bytes), 0, asked.flops))
 
 
+def _repair(store: CheckpointStore, message: RepairRequest, tensors: Shapes) -> Plan:
+    """The audits before and after; what one repair lays open takes another."""
+    del tensors
+    return _audits(store, message, 2)
+
+
+def _selftest(store: CheckpointStore, message: SelftestRequest, tensors: Shapes) -> Plan:
+    del tensors
+    return _audits(store, message, 1 + len(asked_mistakes(message.rules)))
+
+
+def _audits(store: CheckpointStore, message: RepairRequest | SelftestRequest, count: int) -> Plan:
+    """So many audits, one after the other."""
+    asked = AuditRequest(checkpoint=message.checkpoint, family=message.family, family_row=message.family_row)
+    one = _audit(store, asked, {})
+    return one._replace(bytes_read=count * one.bytes_read, flops=count * one.flops)
+
+
 MESSAGES: Mapping[PlannedOperation, type[Request]] = {
     "run_block": BlockRunRequest,
     "explain_block": ExplainRequest,
@@ -381,6 +400,8 @@ MESSAGES: Mapping[PlannedOperation, type[Request]] = {
     "jacobians": JacobiansRequest,
     "likelihoods": LikelihoodRequest,
     "start_audit": AuditRequest,
+    "repair": RepairRequest,
+    "selftest": SelftestRequest,
 }
 PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]] = {
     "run_block": _block_run,
@@ -390,4 +411,6 @@ PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]]
     "jacobians": _jacobians,
     "likelihoods": _likelihood,
     "start_audit": _audit,
+    "repair": _repair,
+    "selftest": _selftest,
 }

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from glassblock.checkpoint.layers import layer_tensors, load_norm
+from glassblock.checkpoint.layer_map import layer_tensors
+from glassblock.checkpoint.layers import load_norm
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import GlassblockError

@@ -34,7 +34,7 @@ def selftest(
     checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
     family = checkpoint.require_usable()
     layers = _layers(checkpoint, request.layers)
-    mistakes = _asked(request.rules)
+    mistakes = asked_mistakes(request.rules)
     question = AuditQuestion(rules=request.rules, family=request.family, hash=request.digest)
 
     def audited(of: Checkpoint) -> Report:
@@ -71,7 +71,12 @@ def _layers(checkpoint: Checkpoint, asked: Sequence[int] | None) -> Sequence[int
     return sorted(set(asked))
 
 
-def _asked(rules: Sequence[str] | None) -> list[Mistake]:
+def asked_mistakes(rules: Sequence[str] | None) -> list[Mistake]:
+    """Those that any of `rules` is meant for; all of them where None are named.
+
+    Raises:
+        InvalidValue: An unknown rule.
+    """
     for rule in rules or ():
         if rule not in RULES:
             raise InvalidValue(f"there is no rule {rule!r:.80}", field="rules", known=tuple(RULES))

@@ -18,8 +18,9 @@ from glassblock.checkpoint.entries import FileIdentity
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.family_file import parse_family_row
 from glassblock.checkpoint.layer_loading import load_layer
-from glassblock.checkpoint.layer_map import whole_layer_tensors
-from glassblock.checkpoint.layers import Expert, layer_tensors, load_feed_forward, load_wiring, runnable, wiring_of
+from glassblock.checkpoint.layer_map import layer_tensors, whole_layer_tensors
+from glassblock.checkpoint.layer_parts import Expert
+from glassblock.checkpoint.layers import load_feed_forward, load_wiring, runnable, wiring_of
 from glassblock.checkpoint.mixture_loading import load_mixture
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
@@ -33,6 +34,7 @@ from glassblock.numerics.layer_grams import LayerGrams
 from glassblock.numerics.mixture import Mixture
 from glassblock.numerics.wiring import Wiring
 from glassblock.operations.admission import Admission, device_budget
+from glassblock.operations.layer_sizes import block_size
 from glassblock.operations.opened import OpenedCheckpoints
 from glassblock.operations.residency import Key, Residency, device_bytes
 
@@ -250,35 +252,38 @@ class CheckpointStore:
         """Read blocks and hold them; all layers when `layers` is None. Where it fails, what was pinned stays so.
 
         Raises:
-            InvalidValue: a layer is out of range.
+            InvalidValue: a layer is out of range, or a mixture.
             TooLarge: the blocks do not fit the budget.
+            NoRoom: they do not fit now, beside what runs.
         """
         checkpoint = self.open(name)
         checkpoint.require_usable()
         wanted = range(checkpoint.layers) if layers is None else sorted(set(layers))
+        sizes = [block_size(layer_tensors(checkpoint, layer)) for layer in wanted]
+        keys = [Key(name, layer, "ffn") for layer in wanted]
         with self._pinning:
-            blocks = self._fitting(name, checkpoint, wanted)
-            stamp = _stamp(checkpoint)
-            self._pinned[name] = checkpoint
-            for layer, block in blocks.items():
-                self.residency.put(Key(name, layer, "ffn"), stamp, block, pinned=True)
-            self.residency.pin((Key(name, layer, "ffn") for layer in blocks), name)
+            total = sum(size.held for size in sizes)
+            self._refuse_over_budget(name, len(sizes), total)
+            stamp, before = _stamp(checkpoint), self._pinned.get(name)
+            there = 0 if before is None or _stamp(before) != stamp else self.pinned_bytes(name, wanted)
+            peak = total + max((size.reading for size in sizes), default=0)
+            with self.admission.reserved(peak, resident=there, field="layers"):
+                blocks = {layer: self.block(name, checkpoint, layer, ReadMeter()) for layer in wanted}
+                self._pinned[name] = checkpoint
+                for key, block in zip(keys, blocks.values(), strict=True):
+                    self.residency.put(key, stamp, block, pinned=True)
+                self.residency.pin(keys, name)
         return Held(blocks)
 
-    def _fitting(self, name: str, checkpoint: Checkpoint, layers: Iterable[int]) -> dict[int, LoadedBlock]:
+    def _refuse_over_budget(self, name: str, count: int, total: int) -> None:
         others = sum(size for key, (_, size) in self.residency.pinned().items() if key.checkpoint != name)
-        blocks: dict[int, LoadedBlock] = {}
-        for layer in layers:
-            blocks[layer] = self.block(name, checkpoint, layer, ReadMeter())
-            total = others + sum(block.bytes for block in blocks.values())
-            if total > self.residency.budget:
-                raise TooLarge(
-                    f"holding {len(blocks)} block(s) of {name} would take {total} bytes,"
-                    f" over the budget of {self.residency.budget}",
-                    field="layers",
-                    hint="pin fewer layers, evict another checkpoint, or raise GLASSBLOCK_RESIDENT_MIB",
-                )
-        return blocks
+        if others + total > self.residency.budget:
+            raise TooLarge(
+                f"holding {count} block(s) of {name} would take {total:,} bytes beside {others:,} of others,"
+                f" over the budget of {self.residency.budget:,}",
+                field="layers",
+                hint="pin fewer layers, evict another checkpoint, or raise GLASSBLOCK_RESIDENT_MIB",
+            )
 
     def evict(self, name: str) -> None:
         """Let everything of a checkpoint go; nothing happens when there is nothing."""

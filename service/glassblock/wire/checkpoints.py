@@ -49,6 +49,7 @@ class CheckpointList(Answer):
     """Everything under the configured roots."""
 
     checkpoints: tuple[CheckpointSummary, ...]
+    notes: Annotated[tuple[str, ...], Field(description="what the list leaves out, where it does")] = ()
 
 
 class FamilyFit(Answer):

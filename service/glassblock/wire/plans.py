@@ -14,6 +14,8 @@ PlannedOperation = Literal[
     "jacobians",
     "likelihoods",
     "start_audit",
+    "repair",
+    "selftest",
 ]
 
 

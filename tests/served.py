@@ -42,13 +42,13 @@ class Served:
 
 
 @contextmanager
-def served(roots: Path, **settings: str) -> Generator[Served]:
-    """A service over `roots` with these variables set."""
+def served(roots: Path, *, log: Path = Path(os.devnull), **settings: str) -> Generator[Served]:
+    """A service over `roots` with these variables set; what it says goes to `log`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve = [sys.executable, "-m", "glassblock_client", "serve", "--checkpoints", str(roots), "--port", str(port)]
-    with subprocess.Popen(serve, env=os.environ | settings, stderr=subprocess.DEVNULL) as process:
+    with log.open("wb") as said, subprocess.Popen(serve, env=os.environ | settings, stderr=said) as process:
         service = Served(process.pid, port)
         try:
             service.wait_until(lambda: process.poll() is not None or _is_ready(service))

@@ -29,6 +29,7 @@ from glassblock_client.jobs import (
     pauses,
     report_of,
 )
+from glassblock_client.progress import told
 from glassblock_client.questions import Question, ResultT, signature_of_method
 from glassblock_client.tensors import Array
 from glassblock_client.texts import TokenIds
@@ -216,7 +217,7 @@ class Client:
         the audit.
 
         Args:
-            on_progress: told the progress at every look.
+            on_progress: told the progress at every look; left out, a bar shows it where stderr is a terminal.
 
         Raises:
             NotReady: somebody else cancelled it.
@@ -235,7 +236,8 @@ class Client:
             token_ids=token_ids,
             text=text,
         )
-        return report_of(self._waited(audit, on_progress))
+        with told(f"auditing {checkpoint}", on_progress) as advance:
+            return report_of(self._waited(audit, advance))
 
     def _answer_of(self, audit_id: str, kind: type[AnswerT]) -> Reply[AnswerT]:
         call = exchange.prepare(wire.AUDIT_ANSWER, Nothing(), parameters={"id": audit_id}).answered_by(kind)

@@ -1,14 +1,17 @@
-"""What is told early: what headers and index decide first, then numbers that are not finite, with their tensor."""
+"""What is told early: what headers, index and config decide first, then what is not finite, by tensor."""
 
 import math
+import shutil
 from pathlib import Path
 
+import pytest
 from glassblock.audit.audit import audit_checkpoint
-from glassblock.audit.early_findings import NON_FINITE
+from glassblock.audit.early_findings import FITTING_RULES, HEADER_RULES, NON_FINITE
 from glassblock.audit.question import AuditQuestion
+from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Finding
 
-from tests.plants import edit_entry, healthy_checkpoint
+from tests.plants import PLANTS, Plant, edit_entry, edit_json, healthy_checkpoint
 
 DOWN = "model.layers.{}.mlp.down_proj.weight"
 
@@ -56,3 +59,54 @@ def test_one_tensor_alone_is_told_once(tmp_path: Path) -> None:
     edit_entry(DOWN.format(1), (0, 0), math.inf)(tmp_path)
     early, _, findings = told(tmp_path)
     assert [finding for finding, _ in early if finding.rule == NON_FINITE] == list(findings)
+
+
+DECIDED = HEADER_RULES | FITTING_RULES
+CASES = [pytest.param(plant, id=f"{rule}:{plant.label}") for rule, plants in PLANTS.items() for plant in plants]
+
+
+def broken(plant: Plant, directory: Path) -> tuple[Path, AuditQuestion]:
+    healthy = plant.healthy(directory / "healthy")
+    shutil.copytree(healthy, directory / "checkpoint")
+    plant.break_(directory / "checkpoint")
+    reference = open_checkpoint(healthy) if plant.reference else None
+    return directory / "checkpoint", AuditQuestion(against=plant.against, reference=reference)
+
+
+@pytest.mark.parametrize("plant", CASES)
+def test_what_is_told_before_the_first_tensor_stands(plant: Plant, tmp_path: Path) -> None:
+    directory, question = broken(plant, tmp_path)
+    early, _, findings = told(directory, question)
+    before = [finding for finding, read in early if not read and finding.rule != NON_FINITE]
+    assert all(finding in findings for finding in before if finding.rule in DECIDED)
+
+
+@pytest.mark.parametrize("rule", sorted(DECIDED))
+def test_what_needs_no_tensor_is_told_before_the_first(rule: str, tmp_path: Path) -> None:
+    early: list[str] = []
+    for number, plant in enumerate(PLANTS[rule]):
+        directory, question = broken(plant, tmp_path / str(number))
+        reading: list[bool] = []
+        audit_checkpoint(
+            directory,
+            question,
+            progress=lambda _done, _total, _what, reading=reading: reading.append(True),
+            found=lambda finding, reading=reading: early.extend([] if reading else [finding.rule]),
+        )
+    assert rule in early
+
+
+def test_a_width_that_may_be_padded_is_told_when_all_was_read(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_json("config.json", intermediate_size=100)(tmp_path)
+    early, total, findings = told(tmp_path)
+    assert {read for finding, read in early if finding.rule == "config/shape"} == {total}
+    assert {finding.rule for finding in findings} == {"config/shape"}
+
+
+def test_findings_of_one_rule_and_file_are_told_each(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_json("config.json", num_attention_heads=-1, num_key_value_heads="two")(tmp_path)
+    early, _, findings = told(tmp_path)
+    assert len({finding.message for finding in findings}) == len(findings) > 1
+    assert sorted(finding.message for finding, _ in early) == sorted(finding.message for finding in findings)

@@ -40,8 +40,18 @@ def test_a_service_lists_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CheckpointList.model_validate_json(listed.stdout) == FOUND
 
 
+def test_a_list_that_is_not_whole_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        tiny_checkpoint("llama", tmp_path / name)
+    assert "not whole" not in invoke(None, "checkpoints", tmp_path).stdout
+    monkeypatch.setattr("glassblock.checkpoint.roots.MAX_LISTED", 1)
+    told = invoke(None, "checkpoints", tmp_path).stdout
+    assert "the list is not whole: after 1 checkpoints" in " ".join(told.split())
+
+
 def test_an_older_service_tells_no_types() -> None:
     old = json.loads(FOUND.model_dump_json())
+    del old["notes"]
     for row in old["checkpoints"]:
         del row["dtypes"]
     assert CheckpointList.model_validate(old).checkpoints[0].dtypes == {}

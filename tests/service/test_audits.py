@@ -1,5 +1,7 @@
 """Audits as jobs over HTTP: start, follow, report, cancel."""
 
+import io
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,31 @@ def ended(http: httpx.Client, location: str) -> dict[str, object]:
             return audit
         time.sleep(0.05)
     raise TimeoutError(location)
+
+
+class Screen(io.StringIO):
+    """A stderr that is a terminal, or none."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_client_shows_a_bar_where_somebody_looks(
+    client: Client, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Screen(terminal=terminal))
+    client.audit_checkpoint("llama")
+    drawn = sys.stderr.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert ("auditing llama" in drawn) is terminal
+    assert bool(drawn) is terminal
+    monkeypatch.setattr(sys, "stderr", Screen(terminal=terminal))
+    told: list[Progress] = []
+    client.audit_checkpoint("llama", on_progress=told.append)
+    assert told
+    assert not sys.stderr.getvalue(), "whoever is told draws himself"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_an_audit_is_a_job_with_a_location_and_a_report(http: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import socket
 import tracemalloc
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from glassblock_client.tensors import wire_from_array
 from makers import tiny_checkpoint
 from served import Served, raw_answer, served
 from starlette.requests import Request
+from starlette.responses import Response
 
 
 @contextmanager
@@ -44,10 +46,17 @@ def request_of(chunks: Sequence[bytes], *, declared: int | None = None, pause: f
 
 
 def read(
-    chunks: Sequence[bytes], budget: BodyBudget, *, declared: bool, pause: float = 0.0, limit: int = 8 * MIB
+    chunks: Sequence[bytes],
+    budget: BodyBudget,
+    *,
+    declared: bool = True,
+    pause: float = 0.0,
+    limit: int = 8 * MIB,
+    caller: str = "one",
 ) -> memoryview:
     request = request_of(chunks, declared=sum(map(len, chunks)) if declared else None, pause=pause)
-    return asyncio.run(read_body(request, limit=limit, patience=Patience(10.0, 0.02), budget=budget))
+    patience = Patience(10.0, 0.02)
+    return asyncio.run(read_body(request, limit=limit, patience=patience, budget=budget.of(caller)))
 
 
 def refusal(chunks: Sequence[bytes], budget: BodyBudget, **how: Any) -> Exception:
@@ -95,10 +104,95 @@ def test_more_than_was_declared_gives_back_what_it_held() -> None:
     with no_collection():
         request = request_of([bytes(MIB)] * 3, declared=2 * MIB)
         try:
-            asyncio.run(read_body(request, limit=8 * MIB, budget=budget))
+            asyncio.run(read_body(request, limit=8 * MIB, budget=budget.of("one")))
         except TooLarge as fault:
             fault.__traceback__ = None
         assert budget.held == 0
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_one_caller_leaves_room_for_the_next(declared: bool) -> None:
+    budget = BodyBudget(16 * MIB)
+    with no_collection():
+        mine = [read([bytes(MIB)] * 4, budget, declared=declared) for _ in range(3)]
+        refused = refusal([bytes(MIB)] * 4, budget, declared=declared)  # there would be room for it
+        assert isinstance(refused, NoRoom)
+        assert "your bodies of 12,582,912 bytes" in refused.message
+        assert refused.retry_after
+        assert len(read([bytes(SMALL_BODY)], budget, declared=declared)) == SMALL_BODY, "a question has its way in"
+        other = read([bytes(MIB)] * 2, budget, declared=declared, caller="another")
+        assert budget.held == 14 * MIB
+        assert isinstance(refusal([bytes(MIB)] * 2, budget, declared=declared, caller="another"), NoRoom)
+        del mine
+        assert len(read([bytes(MIB)] * 8, budget, declared=declared, caller="another")) == 8 * MIB
+        del other
+        assert budget.held == 0
+
+
+def test_one_request_alone_may_take_all_that_is_free() -> None:
+    budget = BodyBudget(8 * MIB)
+    with no_collection():
+        assert len(read([bytes(MIB)] * 8, budget)) == budget.total
+        room = budget.of("one")
+        room.grow(0, 3 * MIB)
+        with room.unfolded(5 * MIB):
+            assert budget.held == 8 * MIB, "its objects are no second request"
+            with pytest.raises(NoRoom), budget.of("one").unfolded(MIB):
+                pass
+        with pytest.raises(TooLarge, match="read as JSON"), room.unfolded(5 * MIB + 1):
+            pass
+        room.give_back(3 * MIB)
+        assert budget.held == 0
+
+
+def test_answers_count_until_they_are_sent() -> None:
+    budget = BodyBudget(16 * MIB)
+    with no_collection():
+        room = budget.of("one")
+        large = Response(bytes(20 * MIB))
+        room.until_sent(large)  # one alone is always sent
+        assert budget.held == 20 * MIB
+        with pytest.raises(NoRoom, match="unread answers"):
+            budget.of("one").until_sent(Response(bytes(MIB)))
+        budget.of("one").until_sent(Response(bytes(SMALL_BODY)))
+        assert budget.held == 20 * MIB
+        other = Response(bytes(MIB))
+        budget.of("another").until_sent(other)
+        assert budget.held == 21 * MIB
+        del other
+        del large
+        assert budget.held == 0
+        kept = [Response(bytes(4 * MIB)) for _ in range(4)]
+        for response in kept[:3]:
+            room.until_sent(response)
+        with pytest.raises(NoRoom):
+            room.until_sent(kept[3])
+        del response, kept
+        assert budget.held == 0
+
+
+def test_an_answer_is_no_second_request_of_the_body_that_asks_for_it() -> None:
+    budget = BodyBudget(8 * MIB)
+    with no_collection():
+        room = budget.of("one")
+        room.grow(0, 5 * MIB)
+        with room.unfolded(MIB):
+            pass
+        answer = Response(bytes(5 * MIB))
+        room.until_sent(answer)
+        assert budget.held == 10 * MIB
+        room.give_back(5 * MIB)
+        del answer
+        assert budget.held == 0
+
+
+def test_callers_who_have_gone_leave_nothing_behind() -> None:
+    budget = BodyBudget(MIB)
+    for number in range(100):
+        read([bytes(2 * SMALL_BODY)], budget, caller=f"caller {number}")
+        read([b"{}"], budget, caller=f"small {number}")
+    assert budget.held == 0
+    assert not budget._held
 
 
 def test_what_nobody_has_set_is_a_share_of_the_memory() -> None:
@@ -107,15 +201,18 @@ def test_what_nobody_has_set_is_a_share_of_the_memory() -> None:
 
 
 D = 48
-BUDGET_MIB = 24
+BUDGET_MIB = 32
+LOG = "said"
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("bodies")
     tiny_checkpoint("llama", folder / "llama")
-    with served(folder, GLASSBLOCK_BODIES_MIB=str(BUDGET_MIB), GLASSBLOCK_SILENCE_SECONDS="20") as service:
+    settings = {"GLASSBLOCK_BODIES_MIB": str(BUDGET_MIB), "GLASSBLOCK_SILENCE_SECONDS": "20"}
+    with served(folder, log=folder / LOG, **settings) as service:
         yield service
+        assert "Traceback" not in (folder / LOG).read_text()
 
 
 def body_of(mib: int) -> bytes:
@@ -164,6 +261,44 @@ def test_uploads_at_once_are_admitted_as_far_as_the_budget_goes(service: Served,
     service.wait_until(lambda: held_of(service) == 0)
     again = httpx.post(f"{service.url}/v1/blocks/run", content=body, headers={"Content-Type": framing.MEDIA_TYPE})
     assert again.status_code == 200
+
+
+def unread(service: Served) -> socket.socket:
+    """A connection whose answer of 9 MiB is under way and not read."""
+    wire = socket.socket()
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that it does not lie in the system's buffers
+    wire.settimeout(60)
+    wire.connect(("127.0.0.1", service.port))
+    stages = ["gate", "up", "activated", "hidden"]
+    message = json.dumps({"checkpoint": "llama", "layer": 0, "capture": stages, "return_tensors": True})
+    x = np.random.default_rng().standard_normal((MIB // (4 * D), D), dtype=np.float32)
+    body = b"".join(framing.frame("request", message, {"x": wire_from_array(x)}))
+    wire.sendall(head_of(len(body)).replace(b"\r\n\r\n", f"\r\nAccept: {framing.MEDIA_TYPE}\r\n\r\n".encode()) + body)
+    return wire
+
+
+def test_answers_that_nobody_reads_do_not_pile_up(service: Served) -> None:
+    statuses, wires = list[bytes](), list[socket.socket]()
+    for _ in range(8):
+        wires.append(unread(service))
+        statuses.append(wires[-1].recv(12)[-3:])
+    assert statuses[:2] == [b"200", b"200"]
+    assert set(statuses[2:]) == {b"503"}
+    assert 2 * 9 * MIB < held_of(service) <= 0.75 * BUDGET_MIB * MIB
+    assert httpx.get(f"{service.url}/v1/checkpoints").status_code == 200, "what is small is answered"
+    for wire in wires:
+        wire.close()
+    service.wait_until(lambda: held_of(service) == 0)
+    with unread(service) as again:
+        assert again.recv(12)[-3:] == b"200"
+    service.wait_until(lambda: held_of(service) == 0)
+
+
+def test_who_hangs_up_in_the_middle_of_an_answer_leaves_no_trace(service: Served) -> None:
+    for _ in range(10):  # the fixture looks for one in the log
+        with unread(service) as wire:
+            assert wire.recv(12)[-3:] == b"200"
+        service.wait_until(lambda: held_of(service) == 0)
 
 
 @pytest.mark.parametrize("fate", ["hangs up", "is refused"])

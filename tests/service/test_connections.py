@@ -1,6 +1,7 @@
 """Connections that say nothing, or say it slowly, make room for those that ask; health is answered whatever comes."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from served import WAIT_S, Served, raw_answer, served
 MOST = 64
 HEAD_SECONDS = 2.0
 FLOOD = 500
+LOG = "said"
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "GLASSBLOCK_HEAD_SECONDS": str(HEAD_SECONDS),
         "GLASSBLOCK_SILENCE_SECONDS": "30",
     }
-    with served(folder, **settings) as service:
+    with served(folder, log=folder / LOG, **settings) as service:
         yield service
+        assert "Traceback" not in (folder / LOG).read_text()
 
 
 def sockets_of(service: Served) -> int:
@@ -90,6 +93,51 @@ def test_a_flood_of_half_open_connections_closes_itself(service: Served, said: b
         check_healthy(service)
         # Those that are left are closed for their silence.
         service.wait_until(lambda: all(map(is_closed, flood)))
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        pytest.param(b"hello\r\n\r\n", 400, id="a word"),
+        pytest.param(b"GET /v1 HTTP/1.1\r\n\r\n", 400, id="no host"),
+        pytest.param(b"GET /v1/\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="a byte that no path has"),
+        pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 400, id="a byte that no header has"),
+        pytest.param(b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400, id="a length below zero"),
+        pytest.param(
+            b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400, id="a broken chunk"
+        ),
+        pytest.param(
+            b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 400, id="an unknown encoding"
+        ),
+        pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000 + b"\r\n\r\n", 431, id="a long head"),
+        pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 250_000, 431, id="a head without end"),
+    ],
+)
+def test_what_is_no_request_is_told_as_every_refusal_is(service: Served, said: bytes, status: int) -> None:
+    with service.wire() as wire:
+        wire.sendall(said)
+        answered, headers, body = raw_answer(wire)
+        assert (answered, json.loads(body)["status"]) == (status, status)
+        assert headers["Content-Type"] == "application/problem+json"
+        assert all(headers[name] for name in ("X-Request-ID", "Glassblock-Schema", "X-Content-Type-Options"))
+    check_healthy(service)
+
+
+def test_rubbish_after_an_answer_closes_the_connection(service: Served) -> None:
+    with service.wire() as wire:  # the log must hold no trace of it, which the fixture looks after
+        wire.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert raw_answer(wire)[0] == 404
+        wire.sendall(b"ZZ\r\n")
+        service.wait_until(lambda: is_closed(wire))
+
+
+def test_rubbish_behind_a_request_is_refused_after_its_answer(service: Served) -> None:
+    body = b'{"checkpoint": "llama", "layer": 0, "sample": {"rows": 2}}'
+    head = b"POST /v1/blocks/run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with service.wire() as wire:
+        wire.sendall(b"%bContent-Length: %d\r\n\r\n%brubbish\r\n\r\n" % (head, len(body), body))
+        told = b"".join(iter(lambda: wire.recv(1 << 16), b""))  # to its end: the connection is closed
+        assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200", b"400"]
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -156,7 +204,7 @@ def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
     x = np.ones((350_000, 48), np.float32)  # 64 MiB, far beyond what the system keeps of an answer
     body = b"".join(framing.frame("request", message, {"x": wire_from_array(x)}))
     settings = {"GLASSBLOCK_SILENCE_SECONDS": "1", "GLASSBLOCK_HEAD_SECONDS": "3600"}
-    with served(tmp_path, **settings) as service, service.wire() as wire:
+    with served(tmp_path, log=tmp_path / LOG, **settings) as service, service.wire() as wire:
         accept = f"Accept: {framing.MEDIA_TYPE}\r\n\r\n".encode()
         wire.sendall(head_of(len(body)).removesuffix(b"\r\n") + accept)
         wire.sendall(body)

@@ -434,4 +434,4 @@ def test_a_sender_that_does_not_send_is_not_waited_for(patience: Patience) -> No
 
     request = Request({"type": "http", "method": "POST", "headers": [(b"content-length", b"100000")]}, receive)
     with pytest.raises(TimeoutError, match="did not come"):
-        asyncio.run(read_body(request, limit=10**6, patience=patience))
+        asyncio.run(read_body(request, limit=10**6, patience=patience, budget=BodyBudget(None).of("")))

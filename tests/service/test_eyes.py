@@ -14,10 +14,13 @@ from glassblock.api.app import create_app
 from glassblock.api.doors import Caller
 from glassblock.api.envelope import Visit
 from glassblock.api.logs import log_as_json
+from glassblock.api.metrics import Looked, Metrics
 from glassblock.api.settings import Settings
 from glassblock.api.tracing import Tracer
 from glassblock.errors import InvalidValue
 from glassblock.jobs.leases import Lease
+from glassblock.operations.admission import Memory
+from glassblock.operations.residency import Usage
 from glassblock.wire.audits import AuditEvent, Progress
 from glassblock_client.jobs import EventFeed
 
@@ -89,6 +92,21 @@ def test_requests_and_audits_become_spans(collector: tuple[str, list[tuple[str, 
     for told in (b"run_block", b"r-1", b"a-1", b"tiny", b"glassblock.state"):
         assert told in body
     assert b"r-2" not in body
+
+
+def test_a_job_that_is_handed_back_has_not_ended() -> None:
+    zero = (0, 0)
+    looked = Looked(
+        jobs=dict, usage=lambda: Usage(*(0,) * 6), memory=lambda: Memory(0, 0, 0, 0), lines=dict, stored=lambda: None,
+        bodies=lambda: zero,
+    )  # fmt: skip
+    metrics = Metrics(looked, device="cpu")
+    lease = Lease(1, 1, "a-1", "start_audit", "json", "{}", "tiny", "r-1")
+    for state in ("queued", "queued", "succeeded", "failed"):
+        metrics.observe_job(lease, state, seconds=1.5, report=None)
+    lines = [line for line in metrics.text().decode().splitlines() if line.startswith("glassblock_audits_ended_total")]
+    assert lines == [f'glassblock_audits_ended_total{{state="{state}"}} 1.0' for state in ("succeeded", "failed")]
+    assert 'audit_seconds_count{state="queued"}' not in metrics.text().decode()
 
 
 def test_nothing_of_tracing_is_loaded_where_nobody_asks_and_its_absence_is_told(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from glassblock.api.entry import connect
 from glassblock.checkpoint.layer_loading import load_layer
-from glassblock.checkpoint.layers import layer_tensors
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.mixture_loading import load_mixture
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter

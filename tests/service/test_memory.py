@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.errors import CheckpointUnusable, NoRoom, ServiceUnavailable, TooLarge
 from glassblock.operations.admission import Admission
 from glassblock.operations.device_faults import EXIT_STATUS, device_faults, end_process
+from glassblock.operations.layer_sizes import block_size
 from glassblock.operations.operations import Operations
 from glassblock.operations.residency import Key, Residency, device_bytes
 from glassblock.operations.store import CheckpointStore
@@ -18,7 +20,7 @@ from glassblock.wire.blocks import BlockRunRequest
 from glassblock.wire.jacobians import JacobiansRequest
 from glassblock.wire.likelihoods import LikelihoodRequest
 from glassblock.wire.values import Sample
-from makers import tiny_checkpoint
+from makers import REPRESENTATIVES, tiny_checkpoint
 
 SAMPLE = Sample(rows=40)
 
@@ -119,6 +121,33 @@ def test_blocks_stay_and_are_read_again_when_their_files_change(store: Checkpoin
     changed = run(operations)
     assert changed.read.bytes == first.read.bytes
     assert changed.stages["output"].mean != first.stages["output"].mean
+
+
+@pytest.mark.parametrize("family", REPRESENTATIVES)
+def test_what_a_pinned_block_takes_is_known_before_it_is_read(tmp_path: Path, family: str) -> None:
+    tiny_checkpoint(family, tmp_path / "model")
+    store = CheckpointStore([tmp_path], device="cpu")
+    held = store.pin("model", [0]).blocks[0].bytes
+    assert held == store.residency.usage().pinned
+    tensors = layer_tensors(store.open("model"), 0)
+    norms = sum(entry.bytes for norm in tensors.norms.values() for entry in norm.entries)
+    assert held <= block_size(tensors).held <= held + norms
+
+
+def test_blocks_are_pinned_only_where_there_is_room_for_them(store: CheckpointStore) -> None:
+    block = store.pin("model", [0]).bytes
+    left = store.admission.budget - 2 * block
+    for budget, refused, words in ((3 * block // 2, TooLarge, "over the budget"), (1 << 40, NoRoom, "are in use")):
+        store.residency.budget = budget
+        with store.admission.reserved(left), pytest.raises(refused, match=words) as told:
+            store.pin("model", None)  # two layers, and what is needed to read one
+        assert told.value.field == "layers"
+        assert list(store.held("model").blocks) == [0], "what was pinned stays"  # pyright: ignore[reportOptionalMemberAccess]
+        assert store.admission.memory() == (store.admission.budget, 0, block, block)
+    with store.admission.reserved(left):
+        assert store.pin("model", [0]).bytes == block, "what lies there already takes nothing more"
+    assert len(store.pin("model", None).blocks) == 2
+    assert store.admission.memory().pinned == 2 * block
 
 
 def test_damaged_files_are_refused_unless_their_blocks_are_pinned(store: CheckpointStore, tmp_path: Path) -> None:

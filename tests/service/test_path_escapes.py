@@ -15,13 +15,14 @@ from glassblock.api.entry import in_process
 from glassblock.api.settings import Settings
 from glassblock.wire.endpoints import AUDITS, ENDPOINTS, Endpoint
 from makers import tiny_checkpoint
-from safetensors.numpy import save
+from safetensors.numpy import save, save_file
 
-NAMED = ("checkpoint", "output", "reference")
+NAMED = ("checkpoint", "output", "reference", "captures")
 """Fields of requests that name something on disk."""
 
 CANARY = "canary.of.what.lies.beyond"
 D_MODEL = 48
+STAGES = ("x", "output")
 
 # What each endpoint needs beside the name; `NAME` is where it goes.
 NAME = object()
@@ -37,13 +38,14 @@ BODIES: dict[str, dict[str, Any]] = {
     "plan.request": {"operation": "run_block", "request": {"checkpoint": NAME, "layer": 0, "sample": SAMPLE}},
     "start_audit.checkpoint": {"checkpoint": NAME},
     "start_audit.reference": {"checkpoint": "llama", "reference": NAME},
+    "start_audit.captures": {"checkpoint": "llama", "captures": NAME},
     "repair.checkpoint": {"checkpoint": NAME, "dry_run": True},
     "repair.output": {"checkpoint": "llama", "output": NAME},
     "repair.reference": {"checkpoint": "llama", "dry_run": True, "reference": NAME},
     "selftest.checkpoint": {"checkpoint": NAME, "rules": ["ffn/gate-up-swapped"], "layers": [0]},
 }
 
-HEALTHY = {"repair.output": "mended"}
+HEALTHY = {"repair.output": "mended", "start_audit.captures": "captured.safetensors"}
 
 ESCAPES = (
     "../beyond", "..", "../", "../../etc", "llama/../../beyond", "./../beyond", "llama/..//../beyond", "/../beyond",
@@ -82,6 +84,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_checkpoint("llama", root / "llama")
     tiny_checkpoint("llama", beyond, tensors={CANARY: torch.ones(3)})
     (folder / "output").mkdir()
+    stages = {f"layers.0.{stage}": np.ones((2, D_MODEL), np.float32) for stage in STAGES}
+    save_file(stages, root / HEALTHY["start_audit.captures"])
     (root / "link").symlink_to(beyond)
     (root / "chain").symlink_to(root / "link")
     (root / "loop").symlink_to(root / "loop")
@@ -153,7 +157,8 @@ def test_a_name_in_a_path_leads_nowhere_else(http: httpx.Client, place: Path, en
 
 def test_a_list_tells_nothing_of_what_lies_beyond(http: httpx.Client) -> None:
     listed = {row["name"] for row in http.get("/v1/checkpoints").json()["checkpoints"]}
-    assert listed <= {"llama", "inner-link", "linked-file.safetensors"}  # the links' own names lie inside
+    inside = {"llama", "inner-link", "linked-file.safetensors", HEALTHY["start_audit.captures"]}
+    assert listed <= inside  # the links' own names lie inside
     assert CANARY not in http.get("/v1/checkpoints").text
     for name in ("inner-link", "inner-link/model.safetensors"):
         answer = http.get(f"/v1/checkpoints/{name}")
@@ -166,7 +171,7 @@ def _ask(http: httpx.Client, endpoint: Endpoint[Any, Any], body: dict[str, Any],
     text = json.dumps(_filled(body, name))
     if endpoint.name != "explain_block":
         return http.request(endpoint.method, endpoint.path, content=text, headers={"Content-Type": "application/json"})
-    stages = {"x": np.ones((2, D_MODEL), np.float32), "output": np.ones((2, D_MODEL), np.float32)}
+    stages = {stage: np.ones((2, D_MODEL), np.float32) for stage in STAGES}
     framed = save(stages, metadata={"request": text})
     return http.post(endpoint.path, content=framed, headers={"Content-Type": "application/x-safetensors"})
 

@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from glassblock.errors import InvalidValue, UnknownCheckpoint
+from glassblock.audit.mistakes import MISTAKES
+from glassblock.errors import InvalidValue, NoRoom, UnknownCheckpoint
 from glassblock.operations import plans
 from glassblock.operations.operations import Operations
 from glassblock.operations.store import CheckpointStore
+from glassblock.operations.works import WORKS
+from glassblock.wire.audits import AuditRequest
 from glassblock.wire.blocks import BlockRunRequest
 from glassblock.wire.explain import ExplainRequest
 from glassblock.wire.framing import WireTensor
@@ -133,6 +136,7 @@ def test_bytes_and_products_are_those_that_are_counted(resident: Path, case: str
     assert peak <= plan.peak_bytes <= 2 * peak + plans.SMALL_BYTES
 
 
+SWAPPED = "ffn/gate-up-swapped"
 STAGES: tuple[RunStage, ...] = ("x", "normed", "gate", "up", "hidden", "down", "output")
 
 
@@ -210,5 +214,27 @@ def test_a_plan_of_nothing_is_refused(client: Client) -> None:
         client.plan("start_audit", {"checkpoint": "nothing"})
 
 
-def test_every_row_has_a_message() -> None:
-    assert plans.MESSAGES.keys() == plans.PLANS.keys()
+def test_every_row_has_a_message_and_whatever_may_be_a_job_a_row() -> None:
+    assert plans.MESSAGES.keys() == plans.PLANS.keys() == WORKS.keys()
+
+
+@pytest.mark.parametrize(
+    ("operation", "message", "audits"),
+    [
+        ("repair", {"dry_run": True}, 2),
+        ("selftest", {"rules": [SWAPPED]}, 1 + sum(SWAPPED in mistake.rules for mistake in MISTAKES.values())),
+    ],
+)
+def test_repairs_and_self_tests_are_audits_one_after_the_other(
+    store: CheckpointStore, operation: PlannedOperation, message: dict[str, Any], audits: int
+) -> None:
+    request = plans.MESSAGES[operation].model_validate({"checkpoint": "wide", **message})
+    plan = plans.estimate(store, operation, request, {})
+    one = plans.estimate(store, "start_audit", AuditRequest(checkpoint="wide"), {})
+    assert plan == one._replace(bytes_read=audits * one.bytes_read, flops=audits * one.flops)
+    call = getattr(Operations(store), operation)
+    peak, _ = peak_of(lambda: call(request))
+    assert peak <= plan.peak_bytes
+    with store.admission.reserved(store.admission.budget - plan.peak_bytes + 1), pytest.raises(NoRoom):
+        call(request)
+    assert store.admission.memory().reserved == 0

@@ -23,8 +23,9 @@ from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_fa
 from glassblock_client.cli.files import config_in, read_json_object, require_writable, write_whole
 from glassblock_client.cli.inputs import TextOption, TokensOption, chosen_text
 from glassblock_client.cli.lists import rules_of
-from glassblock_client.cli.screen import coloured, columns, progress_bar
+from glassblock_client.cli.screen import coloured, columns
 from glassblock_client.cli.streams import tell
+from glassblock_client.progress import progress_bar
 
 WitnessIdsOption = Annotated[
     str | None,

@@ -18,10 +18,11 @@ from rich.text import Text
 from glassblock_client.cli.audit import exit_status
 from glassblock_client.cli.connection import TimeoutOption, UrlOption, connected
 from glassblock_client.cli.run import FormatOption
-from glassblock_client.cli.screen import coloured, columns, progress_bar, show
+from glassblock_client.cli.screen import coloured, columns, show
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
 from glassblock_client.jobs import OnEvent, ended_well, report_of
+from glassblock_client.progress import progress_bar
 
 RECONNECTS = 10
 RECONNECT_SECONDS = 2.0

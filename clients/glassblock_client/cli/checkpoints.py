@@ -57,8 +57,9 @@ def checkpoints(
 
 
 def _told(found: CheckpointList) -> list[RenderableType]:
+    notes = [Text(printable(note), "yellow") for note in found.notes]
     if not found.checkpoints:
-        return [Text("no checkpoint: neither a folder with .safetensors files nor such a file")]
+        return [Text("no checkpoint: neither a folder with .safetensors files nor such a file"), *notes]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     table.add_column("name", style="bold", overflow="fold")
     table.add_column("family", overflow="fold")
@@ -77,7 +78,7 @@ def _told(found: CheckpointList) -> list[RenderableType]:
             printable(_dtypes(row)),
         )
         table.add_row(*cells, *([Text(f"{row.faults or ''}", "red")] if faulty else []))
-    return [table]
+    return [table, *notes]
 
 
 def _dtypes(row: CheckpointSummary) -> str:

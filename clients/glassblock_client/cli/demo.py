@@ -14,7 +14,8 @@ from glassblock.reports.text import render_text
 from glassblock.wire.audits import Report
 
 from glassblock_client.cli.connection import DeviceOption, connected
-from glassblock_client.cli.screen import coloured, columns, progress_bar
+from glassblock_client.cli.screen import coloured, columns
+from glassblock_client.progress import progress_bar
 
 EXAMPLE = "tiny-llama"
 RULE = "ffn/gate-up-swapped"

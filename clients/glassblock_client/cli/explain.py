@@ -18,7 +18,8 @@ from rich.text import Text
 from glassblock_client.cli.captures import read_captures
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
 from glassblock_client.cli.run import FormatOption
-from glassblock_client.cli.screen import progress_bar, show
+from glassblock_client.cli.screen import show
+from glassblock_client.progress import progress_bar
 
 STATUS: dict[Verdict, int] = {"as-declared": 0, "explained": 1, "indistinguishable": 3, "unexplained": 3}
 COLOURS: dict[Verdict, str] = {

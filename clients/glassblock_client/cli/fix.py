@@ -29,8 +29,9 @@ from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_fa
 from glassblock_client.cli.files import config_in, read_json_object
 from glassblock_client.cli.lists import rules_of
 from glassblock_client.cli.run import FormatOption
-from glassblock_client.cli.screen import progress_bar, show
+from glassblock_client.cli.screen import show
 from glassblock_client.exchange import compose
+from glassblock_client.progress import progress_bar
 
 REPAIRED, REMAINING, IMPOSSIBLE = 0, 1, 2
 LOUD = {"error", "warning"}

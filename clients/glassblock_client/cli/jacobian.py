@@ -27,11 +27,12 @@ from glassblock_client.cli.jacobian_tables import layer_table, proof, token_tabl
 from glassblock_client.cli.layer_inputs import LayerInputs, read_layer_inputs
 from glassblock_client.cli.lists import expert_of, numbers_of, words_of
 from glassblock_client.cli.run import FormatOption
-from glassblock_client.cli.screen import progress_bar, show
+from glassblock_client.cli.screen import show
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
 from glassblock_client.exchange import compose
 from glassblock_client.jobs import OnProgress
+from glassblock_client.progress import progress_bar
 
 
 def jacobian(

@@ -3,14 +3,11 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from glassblock.reports.page import page
-from glassblock.wire import audits
-from glassblock.wire.printable import printable
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 WIDEST = 120
 """Longer lines are hard to read, also where a terminal has room for them."""
@@ -39,30 +36,3 @@ def working(what: str) -> Generator[None]:
         return
     with Console(stderr=True).status(what):
         yield
-
-
-@contextmanager
-def progress_bar(what: str) -> Generator[Callable[[audits.Progress], None]]:
-    """A bar on stderr for a job's progress; nothing where nobody looks."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    parts = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-
-        def advance(progress: audits.Progress) -> None:
-            bar.update(
-                task,
-                completed=progress.done,
-                total=progress.total or None,
-                description=printable(progress.message or what),
-            )
-
-        yield advance

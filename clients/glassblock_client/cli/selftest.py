@@ -27,8 +27,9 @@ from glassblock_client.cli.connection import (
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.lists import numbers_of, rules_of
 from glassblock_client.cli.run import FormatOption
-from glassblock_client.cli.screen import progress_bar, show
+from glassblock_client.cli.screen import show
 from glassblock_client.exchange import compose
+from glassblock_client.progress import progress_bar
 
 COLOURS: dict[Outcome, str] = {
     "found": "green",

@@ -226,7 +226,7 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
         return memory.nbytes - left.nbytes
 
     def _over(self) -> None:
-        """Nobody is there: what comes next is dropped. uvicorn hears of it later, and h11 would miss what was not sent."""
+        """Nobody is there: what comes next is dropped. Else h11 misses what was not sent: uvicorn hears of it later."""
         self.cycle.disconnected = True
 
 

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -302,13 +303,18 @@ def _copied_expert(model: Model) -> None:
         model.tensors[f"{_EXPERTS}3.{part}.weight"] = model.tensors[f"{_EXPERTS}0.{part}.weight"].clone()
 
 
-def _permuted_experts(model: Model) -> None:
+def _permuted_experts(model: Model, *, router: bool = True) -> None:
     old = dict(model.tensors)
     for new, expert in enumerate((2, 0, 3, 1)):
         for part in ("w1", "w2", "w3"):
             model.tensors[f"{_EXPERTS}{new}.{part}.weight"] = old[f"{_EXPERTS}{expert}.{part}.weight"]
-    router = "model.layers.1.block_sparse_moe.gate.weight"
-    model.tensors[router] = old[router][[2, 0, 3, 1]]
+    if router:
+        rows = "model.layers.1.block_sparse_moe.gate.weight"
+        model.tensors[rows] = old[rows][[2, 0, 3, 1]]
+
+
+def _exchange_down(model: Model) -> None:
+    exchange(model, f"{_EXPERTS}0.w2.weight", f"{_EXPERTS}1.w2.weight")
 
 
 def _expert_swap(model: Model) -> None:
@@ -825,12 +831,43 @@ CASES: tuple[Case, ...] = (
     Case(
         "8", "the last norm missing", BOTH, _drop("model.norm.weight"), Expect("norm/final-missing", "error", "proved")
     ),
+    Case(
+        "8",
+        "the last norm all ones",
+        BOTH,
+        lambda model: model.tensors["model.norm.weight"].fill_(1),
+        Expect("norm/final-missing", "warning", "statistical"),
+    ),
     Case("9", "gains of 1 + w in bfloat16", ("gemma3",), _in_bfloat16, Expect("norm/precision", "note", "risk")),
     Case("17", "an expert missing", ("experts",), _no_expert, Expect("moe/experts-missing", "error", "proved", (1,))),
     Case(
         "17", "an expert twice", ("experts",), _copied_expert, Expect("moe/experts-duplicated", "error", "proved", (1,))
     ),
     Case("17", "experts permuted with their router", ("experts",), _permuted_experts, None),
+    Case("17", "the same, beside the original", ("experts",), _permuted_experts, None, reference=True),
+    Case(
+        "17",
+        "experts permuted and not their router, alone",
+        ("experts",),
+        partial(_permuted_experts, router=False),
+        Open("moe/experts-exchanged", "a reference checkpoint"),
+    ),
+    Case(
+        "17",
+        "the same, beside the original",
+        ("experts",),
+        partial(_permuted_experts, router=False),
+        Expect("moe/experts-exchanged", "error", "proved", (1,)),
+        reference=True,
+    ),
+    Case(
+        "17",
+        "down projections of two experts exchanged, beside the original",
+        ("experts",),
+        _exchange_down,
+        Expect("ffn/mispaired-neurons", "error", "proved", (1,)),
+        reference=True,
+    ),
     Case("19", "one NaN", BOTH, _nan, Expect("tensor/non-finite", "error", "proved", (LAYER,))),
     Case("20", "ten rows of up zero", BOTH, _dead, Expect("ffn/dead-neurons", "note", "risk", (LAYER,))),
     Case("20", "a down projection of zeros", BOTH, _zero, Expect("tensor/all-zero", "warning", "risk", (LAYER,))),

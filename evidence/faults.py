@@ -18,7 +18,8 @@ from fault_cases import BASES, CASES, Case, Expect, Open, Refused, makers, plant
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.architectures import ARCHITECTURES
-from glassblock.checkpoint.layers import embedding_rows, load_feed_forward, load_wiring
+from glassblock.checkpoint.embedding_rows import embedding_rows
+from glassblock.checkpoint.layers import load_feed_forward, load_wiring
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import UnknownCheckpoint

@@ -33,6 +33,7 @@ from glassblock.numerics.unit_rows import UnitRows, centred_unit_rows, product_r
 from layers import LAYERS, NEURONS, SOURCE, Weights, smollm2_layers
 from record import Promise, publish, short, table
 from torch import Tensor
+from uniformity import uniformity_p
 
 LEVEL = family_wise_level(2 * LAYERS)  # gate and up of every layer, as the audit counts them
 DRAWS = 199  # as the audit draws
@@ -182,8 +183,8 @@ def report(studied: Sequence[Layer], tossed: Counter[float]) -> int:
     wrong = {name: false_verdicts(verdicts[name], FALSE[name]) for name in FALSE}
     acquitted, convicted = verdicts[NAMED][Verdict.AS_NAMED], verdicts[EXCHANGED][Verdict.SWAPPED]
     rejected = sum(test.rejected(LEVEL) for layer in studied for test in layer.up)
-    uniform = {name: uniformity_p(values) for name, values in p_values.items()}
-    by_layer = [uniformity_p(layer.p_values["up"]) for layer in studied]
+    uniform = {name: uniformity_p(values, draws=DRAWS) for name, values in p_values.items()}
+    by_layer = [uniformity_p(layer.p_values["up"], draws=DRAWS) for layer in studied]
     promises = [
         Promise("no false verdict, under any names", f"{sum(wrong.values())} of {4 * copies}", not any(wrong.values())),
         Promise(f"T(up) never certified at {short(LEVEL)}", f"{rejected} of {copies}", rejected == 0),
@@ -273,20 +274,6 @@ def report(studied: Sequence[Layer], tossed: Counter[float]) -> int:
 def false_verdicts(counts: Counter[Verdict], false: Verdict | None) -> int:
     """All but undecidable where every verdict is false."""
     return counts.total() - counts[Verdict.UNDECIDABLE] if false is None else counts[false]
-
-
-def uniformity_p(values: Sequence[float]) -> float:
-    """Kolmogorov's and Smirnov's p-value against the uniform law, with Stephens' (1970) correction for size.
-
-    The values lie on the grid 1/(draws + 1), ..., 1, and only there is the distance taken: it is at most that of a
-    continuous uniform variable, so the p-value errs upwards.
-    """
-    grid = torch.arange(1, DRAWS + 2) / (DRAWS + 1)
-    counts = torch.bincount((torch.tensor(values) * (DRAWS + 1)).round().long(), minlength=DRAWS + 2)[1:]
-    distance = float((counts.cumsum(0) / len(values) - grid).abs().max())
-    root = math.sqrt(len(values))
-    scaled = (root + 0.12 + 0.11 / root) * distance
-    return min(1.0, 2 * sum((-1) ** (j - 1) * math.exp(-2 * (j * scaled) ** 2) for j in range(1, 101)))
 
 
 def share_below(values: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 Random subsets of the neurons of real layers are judged under their own names, where the true gate should be rejected,
 and with gate and up exchanged, where the swap should be found. The same subsets are taken of the weights as they are,
-rounded to 8 and to 4 bits, and with the smaller half of every matrix set to zero.
+rounded to 8 and to 4 bits, about zero and with a zero point, and with the smaller half of every matrix set to zero.
 
 Each subset is screened as well: one whose gate and up are both quiet is not put to the test by an audit, so none may be
 quiet that the test decides, under either naming.
@@ -10,11 +10,19 @@ quiet that the test decides, under either naming.
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from glassblock.numerics.gate_or_up import UP_IS_SUSPICIOUS, GateScreen, Verdict, gate_up_evidence, judge
+from glassblock.numerics.gate_or_up import (
+    UP_IS_SUSPICIOUS,
+    GateScreen,
+    GateUpEvidence,
+    Verdict,
+    gate_up_evidence,
+    judge,
+)
 from glassblock.numerics.sign_symmetry import NOISE
 from layers import LAYERS, NEURONS, SOURCE, Weights, smollm2_layers
 from record import Promise, publish, short, table
@@ -25,11 +33,16 @@ LEVEL = 5e-6  # 1e-3 over 200 tensors
 SUBSETS = {64: 20, 128: 20, 256: 10, 512: 4, NEURONS: 1}  # neurons: random subsets of each layer
 ENOUGH = 256  # neurons
 GROUP = 32  # entries that share a 4-bit scale
+WIDE_GROUP = 64  # that share one with a zero point
+AGAIN = "int4, zero point, in the groups of Q4_1"
+"""What the weights were made of had 4 bits in groups of 32. Rounded in these groups to another zero point, all numbers
+of a group move alike: columns of down have that in common, which its control sees."""
 
 
 def main() -> int:
     torch.set_num_threads(1)
     counted = {(treatment, neurons): Counts() for treatment in TREATMENTS for neurons in SUBSETS}
+    by_layer = [{neurons: Counts() for neurons in SUBSETS} for _ in range(LAYERS)]
     for number, weights in enumerate(smollm2_layers()):
         treated = {name: Weights(*map(treat, weights)) for name, treat in TREATMENTS.items()}
         generator = torch.Generator().manual_seed(number)
@@ -37,9 +50,28 @@ def main() -> int:
             for seed in range(subsets):
                 chosen = torch.randperm(NEURONS, generator=generator)[:neurons]
                 for name, layer in treated.items():
-                    counted[name, neurons].add(layer.neurons(chosen), seed=seed)
+                    found = judged(layer.neurons(chosen), seed=seed)
+                    counted[name, neurons].add(found)
+                    if TREATMENTS[name] is as_stored:
+                        by_layer[number][neurons].add(found)
         print(f"layer {number} of {LAYERS}", file=sys.stderr, flush=True)
-    return report(counted)
+    return report(counted, by_layer)
+
+
+class Judged(NamedTuple):
+    """One subset under its own names, exchanged, and screened."""
+
+    evidence: GateUpEvidence
+    named: Verdict
+    swapped: Verdict
+    screen: GateScreen
+
+
+def judged(subset: Weights, *, seed: int) -> Judged:
+    evidence = gate_up_evidence(*subset, seed=seed, level=LEVEL)
+    exchanged = gate_up_evidence(*subset.exchanged(), seed=seed, level=LEVEL)
+    verdicts = (judge(found, level=LEVEL).verdict for found in (evidence, exchanged))
+    return Judged(evidence, *verdicts, GateScreen(of(subset.gate), of(subset.up)))
 
 
 @dataclass
@@ -59,11 +91,8 @@ class Counts:
     decided_and_noise: int = 0
     gate: list[float] = field(default_factory=list)  # certified log10 p
 
-    def add(self, subset: Weights, *, seed: int) -> None:
-        evidence = gate_up_evidence(*subset, seed=seed, level=LEVEL)
-        exchanged = gate_up_evidence(*subset.exchanged(), seed=seed, level=LEVEL)
-        named, swapped = (judge(found, level=LEVEL).verdict for found in (evidence, exchanged))
-        screen = GateScreen(of(subset.gate, seed=seed), of(subset.up, seed=seed))
+    def add(self, judged: Judged) -> None:
+        evidence, named, swapped, screen = judged
         decided = named is not Verdict.UNDECIDABLE or swapped is not Verdict.UNDECIDABLE
         quiet = screen.gate.quiet(UP_IS_SUSPICIOUS) and screen.up.quiet(UP_IS_SUSPICIOUS)
         self.quiet += quiet
@@ -89,15 +118,42 @@ def int8_absmax(weight: Tensor) -> Tensor:
     return rounded(weight.float(), 127)
 
 
+def int8_zero_point(weight: Tensor) -> Tensor:
+    """One scale and one zero point per output."""
+    return shifted(weight.float(), 255)
+
+
 def int4_symmetric(weight: Tensor) -> Tensor:
     """One scale per 32 inputs of an output."""
-    return rounded(weight.float().reshape(len(weight), -1, GROUP), 7).flatten(1)
+    return rounded(grouped(weight), 7).flatten(1)
+
+
+def int4_zero_point(weight: Tensor) -> Tensor:
+    """One scale and one zero point per 64 inputs of an output."""
+    return shifted(grouped(weight, WIDE_GROUP), 15).flatten(1)
+
+
+def int4_again(weight: Tensor) -> Tensor:
+    """The same per 32 inputs."""
+    return shifted(grouped(weight), 15).flatten(1)
+
+
+def grouped(weight: Tensor, size: int = GROUP) -> Tensor:
+    return weight.float().reshape(len(weight), -1, size)
 
 
 def rounded(groups: Tensor, largest: int) -> Tensor:
     """To the nearest of -largest .. largest, times the scale of the last axis."""
     scale = (groups.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(groups.dtype).tiny)
     return (groups / scale).round() * scale
+
+
+def shifted(groups: Tensor, largest: int) -> Tensor:
+    """To the nearest of 0 .. largest, less a zero point that is one of them, times the scale of the last axis."""
+    least, most = groups.amin(-1, keepdim=True).clamp_max(0), groups.amax(-1, keepdim=True).clamp_min(0)
+    scale = ((most - least) / largest).clamp_min(torch.finfo(groups.dtype).tiny)
+    zero = (-least / scale).round()
+    return ((groups / scale).round() + zero).clamp(0, largest).sub(zero) * scale
 
 
 def half_pruned(weight: Tensor) -> Tensor:
@@ -109,19 +165,22 @@ def half_pruned(weight: Tensor) -> Tensor:
 TREATMENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "bfloat16, as it is": as_stored,
     "int8, absmax": int8_absmax,
+    "int8, zero point": int8_zero_point,
     "int4, symmetric": int4_symmetric,
+    "int4, zero point": int4_zero_point,
+    AGAIN: int4_again,
     "50 % pruned": half_pruned,
 }
 
 
-def report(counted: dict[tuple[str, int], Counts]) -> int:
+def report(counted: Mapping[tuple[str, int], Counts], by_layer: Sequence[Mapping[int, Counts]]) -> int:
     false = sum(counts.false for counts in counted.values())
     judgements = 2 * sum(counts.subsets for counts in counted.values())
     whole = [counts for (_, neurons), counts in counted.items() if neurons == NEURONS]
     enough = [counts for (_, neurons), counts in counted.items() if neurons >= ENOUGH]
-    rejected, found = (
-        min(getattr(counts, name) / counts.subsets for counts in enough) for name in ("gate_rejected", "swap_found")
-    )
+    once = [counts for (name, neurons), counts in counted.items() if neurons >= ENOUGH and name != AGAIN]
+    rejected = min(counts.gate_rejected / counts.subsets for counts in enough)
+    found = min(counts.swap_found / counts.subsets for counts in once)
     least = min(counts.gate_rejected for counts in whole)
     every = counted.values()
     decided = sum(max(counts.acquitted, counts.swap_found) for counts in every)
@@ -140,7 +199,11 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
             f"lowest {100 * rejected:.1f} %",
             rejected >= 0.95,
         ),
-        Promise("and the swap is found in 90 of 100", f"lowest {100 * found:.1f} %", found >= 0.90),
+        Promise(
+            "and the swap is found in 90 of 100, but for what is rounded twice",
+            f"lowest {100 * found:.1f} %",
+            found >= 0.90,
+        ),
         Promise("none that the test decides is screened as noise", f"{lost} of {decided:,}", lost == 0),
         Promise(
             f"nor would be if every size could be: z of gate and up below {UP_IS_SUSPICIOUS:.0f}",
@@ -151,7 +214,8 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
     says = (
         f"Random subsets of the neurons of the {LAYERS} layers of {SOURCE}, certified at {short(LEVEL)} with 199 sign "
         "draws. The whole matrices are treated, then neurons chosen, the same under every treatment. Subsets of a "
-        "layer overlap."
+        f"layer overlap. {AGAIN[0].upper()}{AGAIN[1:]}: the source had 4 bits in these very groups, so all numbers of "
+        "a group move alike, the columns of down have that in common, and its control leaves layers undecidable."
     )
     sections = (
         "## Subsets\n",
@@ -188,6 +252,15 @@ def report(counted: dict[tuple[str, int], Counts]) -> int:
         ),
         "A swap is found less often than a gate is rejected: a conviction also asks that three other statistics be "
         f"noise at p > {NOISE}, and chance alone denies it three times in a hundred.\n",
+        "## By layer\n",
+        "Of the weights as they are: exchanged, found; in brackets the gate rejected under its own name.\n",
+        table(
+            ("layer", *(f"{neurons} neurons, {subsets} subsets" for neurons, subsets in SUBSETS.items())),
+            (
+                (number, *(f"{counts.swap_found} ({counts.gate_rejected})" for counts in sizes.values()))
+                for number, sizes in enumerate(by_layer)
+            ),
+        ),
     )
     return publish("How few neurons are enough", says, promises, sections)
 

@@ -1,7 +1,7 @@
 """Fuzzing of everything that reads a file nobody vouches for: guided by coverage, with a bound on time and on memory.
 
-`python evidence/readers.py [SECONDS]`, 600 in all by default, split evenly over the readers. Needs atheris, which is
-made for Linux on x86-64.
+`python evidence/readers.py [SECONDS]`, 600 in all by default, split evenly over the readers. Needs atheris, which the
+extra `dev` brings on Linux on x86-64, for Python up to 3.13.
 """
 
 import importlib.util
@@ -77,7 +77,10 @@ class Fuzzed:
 
 def main() -> int:
     if importlib.util.find_spec("atheris") is None:
-        print("not run: atheris is not installed here, and is made for Linux on x86-64 alone", file=sys.stderr)
+        print(
+            "not run: atheris is not installed here, and is made for Linux on x86-64, Python up to 3.13",
+            file=sys.stderr,
+        )
         return 0
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     with tempfile.TemporaryDirectory() as scratch:

@@ -21,6 +21,7 @@ import math
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,6 +225,13 @@ class LlamaForCausalLM(nn.Module):
 
 def train(model: LlamaForCausalLM, text: bytes, *, recipe: Recipe, seed: int) -> None:
     """Next-byte prediction on random windows of all but the held-out text."""
+    for step, loss in training(model, text, recipe=recipe, seed=seed):
+        if step % 100 == 0:
+            print(f"step {step:5d}  loss {loss:.3f}", flush=True)
+
+
+def training(model: LlamaForCausalLM, text: bytes, *, recipe: Recipe, seed: int) -> Iterator[tuple[int, float]]:
+    """The same step by step: the number of steps done, from 1, and the loss of the last one's batch."""
     data = as_token_ids(text[: -recipe.held_out])
     generator = torch.Generator().manual_seed(seed)
     matrices = [weight for weight in model.parameters() if weight.dim() == 2]
@@ -243,8 +251,7 @@ def train(model: LlamaForCausalLM, text: bytes, *, recipe: Recipe, seed: int) ->
         nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_norm)
         optimiser.step()
         schedule.step()
-        if step % 100 == 0:
-            print(f"step {step:5d}  loss {loss.item():.3f}", flush=True)
+        yield step, loss.item()
 
 
 def rate_at(step: int, *, recipe: Recipe) -> float:

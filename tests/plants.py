@@ -349,6 +349,13 @@ def _same_experts(tensors: dict[str, Tensor]) -> None:
         tensors[f"{_EXPERT}3.{part}.weight"] = tensors[f"{_EXPERT}1.{part}.weight"].clone()
 
 
+def _exchange_experts(tensors: dict[str, Tensor], *parts: str) -> None:
+    """These projections of the experts 0 and 2, each under the other's name."""
+    for part in parts:
+        one, other = (f"{_EXPERT}{number}.{part}.weight" for number in (0, 2))
+        tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
 def _random_experts(*numbers: int) -> Callable[[Path], object]:
     def fill(tensors: dict[str, Tensor]) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -888,7 +895,24 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             certainty="statistical",
         ),
     ),
-    "norm/final-missing": (Plant("gain", drop("model.norm.weight"), ("model.norm.weight",)),),
+    "norm/final-missing": (
+        Plant("gain", drop("model.norm.weight"), ("model.norm.weight",)),
+        Plant(
+            "never written",
+            put("model.norm.weight", torch.ones(48)),
+            ("model.norm.weight: every gain is 1", "4 of 4 norms of the layers"),
+            level="warning",
+            certainty="statistical",
+        ),
+        Plant(
+            "never written, with 1 added",
+            put("model.norm.weight", torch.zeros(48)),
+            ("model.norm.weight: every gain is 0", "norms of the layers"),
+            family="gemma",
+            level="warning",
+            certainty="statistical",
+        ),
+    ),
     "ffn/dead-neurons": tuple(
         Plant(
             place,
@@ -980,6 +1004,17 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             layer=1,
             level="warning",
             certainty="statistical",
+        ),
+    ),
+    "moe/experts-exchanged": (
+        Plant(
+            "without their rows",
+            edit_tensors(lambda tensors: _exchange_experts(tensors, "w1", "w2", "w3")),
+            ("experts.0.w1.weight", "the experts 0, 2 lie under other numbers, and the rows of the router do not"),
+            family="mixtral",
+            tensors=trained_mixture(),
+            layer=1,
+            reference=True,
         ),
     ),
     "quant/scale-missing": (

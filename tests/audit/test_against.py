@@ -374,3 +374,26 @@ def test_a_checkpoint_of_no_family_leaves_the_question_open(dialect: str, tmp_pa
     edit_json("config.json", model_type="llamax")(tmp_path)
     report = audited(tmp_path, EQUAL[dialect], rules=("config/shape",))
     assert report.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_metas_params_say_nothing_of_a_tie(tied: bool, tmp_path: Path) -> None:
+    """Meta's files hold the head also where it is the embedding."""
+    model = healthy_checkpoint("llama", tmp_path / "model", config={"tie_word_embeddings": tied})
+    report = audited(model, EQUAL["meta"])
+    assert not [
+        finding for finding in report.findings if finding.rule == "config/tied-head" and finding.level == "error"
+    ]
+
+
+@pytest.mark.parametrize("name", ["other.json", "/some/where/other.json (--against)"])
+def test_a_default_is_told_as_one_and_what_is_stated_is_not(name: str, tmp_path: Path) -> None:
+    model = healthy_checkpoint("llama", tmp_path / "model", config={"rope_theta": 500000.0})
+
+    def message(config: Config) -> str:
+        (finding,) = audit_checkpoint(model, AuditQuestion(against=config, against_name=name)).findings
+        return finding.message
+
+    assert "does not state it" not in message(EQUAL["transformers"])
+    silent = {key: value for key, value in EQUAL["transformers"].items() if key != "rope_theta"}
+    assert f"default of family llama, as {name} does not state it" in message(silent)

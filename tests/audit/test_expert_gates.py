@@ -9,7 +9,8 @@ from gates import edit_networks, exchange, gated_networks, train
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.fixes import Unrepaired, repair_of
 from glassblock.checkpoint.architectures import ARCHITECTURES
-from glassblock.checkpoint.layers import Expert, gating_of
+from glassblock.checkpoint.layer_parts import Expert
+from glassblock.checkpoint.layers import gating_of
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.patches import patched
 from glassblock.wire.audits import Coverage, Finding, Report

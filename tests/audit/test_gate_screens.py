@@ -16,7 +16,8 @@ from glassblock.audit.network_sketch import SAMPLED
 from glassblock.audit.question import Hash
 from glassblock.audit.read_ahead import ReadAhead
 from glassblock.checkpoint import reading
-from glassblock.checkpoint.layers import Expert, LayerTensors, resolve_layer, resolve_layers
+from glassblock.checkpoint.layer_map import resolve_layer, resolve_layers
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Report
 from makers import Tiny, tiny_checkpoint

@@ -46,6 +46,21 @@ def test_negative_gains_in_the_first_norm(tmp_path: Path) -> None:
     assert edited("llama", tmp_path, negate).findings == ()
 
 
+@pytest.mark.parametrize("spared", ["", "model.norm.weight"], ids=["all", "all but the last"])
+def test_gains_that_no_training_moved(spared: str, tmp_path: Path) -> None:
+    """As in bfloat16, where a small step from 1 is none; or multiplied into the matrices that follow."""
+
+    def edit(tensors: Tensors) -> None:
+        for name in (name for name in tensors if name.endswith("norm.weight") and name != spared):
+            tensors[name].fill_(1)
+
+    assert edited("llama", tmp_path, edit).findings == ()
+
+
+def test_a_last_gain_that_is_one_number_and_not_one(tmp_path: Path) -> None:
+    assert edited("llama", tmp_path, lambda tensors: tensors["model.norm.weight"].fill_(3)).findings == ()
+
+
 def test_a_gain_of_zeros_where_one_is_added_to_it(tmp_path: Path) -> None:
     def zero(tensors: Tensors) -> None:
         for name in tensors:

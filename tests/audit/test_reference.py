@@ -406,11 +406,63 @@ def test_experts_reordered_with_their_router_are_form(tmp_path: Path) -> None:
     assert (reference.relation, {form.kind for form in reference.form}) == ("form", {"experts-reordered"})
 
 
-def test_experts_reordered_alone_are_told(tmp_path: Path) -> None:
+def test_experts_reordered_alone_are_a_mistake(tmp_path: Path) -> None:
     source = healthy_checkpoint("mixtral", tmp_path / "source")
-    _, reference = compared(broken("mixtral", tmp_path / "here", reordered(router=False)), source)
-    (found,) = reference.function
-    assert (reference.relation, found.kind, found.layer) == ("function", "experts-exchanged", 1)
+    report, reference = compared(broken("mixtral", tmp_path / "here", reordered(router=False)), source)
+    (told,) = reference.function
+    assert (reference.relation, told.kind, told.layer) == ("function", "experts-exchanged", 1)
+    (found,) = (finding for finding in report.findings if finding.certainty == "proved")
+    assert (found.rule, found.level, found.layer) == ("moe/experts-exchanged", "error", 1)
+
+
+def test_without_a_reference_the_order_of_experts_is_undecidable(tmp_path: Path) -> None:
+    report = audit_checkpoint(broken("mixtral", tmp_path / "here", reordered(router=False)))
+    (coverage,) = (entry for entry in report.coverage if entry.rule == "moe/experts-exchanged")
+    (open_,) = coverage.undecidable
+    assert "--reference" in open_.would_decide
+    assert not [finding for finding in report.findings if finding.rule == coverage.rule]
+
+
+@pytest.mark.parametrize("parts", [("w2",), ("w1", "w3"), ("w1",), ("w3",)], ids="+".join)
+@pytest.mark.parametrize("router", [True, False], ids=["with the router", "alone"])
+def test_parts_of_experts_exchanged(parts: tuple[str, ...], router: bool, tmp_path: Path) -> None:
+    """The rows of the router moved with them, or not: an expert of which a part stayed is none that was reordered."""
+    place = "model.layers.1.block_sparse_moe."
+
+    def edit(tensors: Tensors) -> None:
+        for part in parts:
+            one, other = (f"{place}experts.{number}.{part}.weight" for number in (0, 3))
+            tensors[one], tensors[other] = tensors[other], tensors[one]
+        if router:
+            tensors[f"{place}gate.weight"] = tensors[f"{place}gate.weight"][[3, 1, 2, 0]].contiguous()
+
+    source = healthy_checkpoint("mixtral", tmp_path / "source")
+    report, reference = compared(broken("mixtral", tmp_path / "here", edit_tensors(edit)), source)
+    proved = [finding for finding in report.findings if finding.certainty == "proved"]
+    told = [(finding.rule, finding.level, finding.layer, finding.expert) for finding in proved]
+    assert told == [("ffn/mispaired-neurons", "error", 1, expert) for expert in (0, 3)]
+    assert reference.relation == "function"
+    assert not reference.form
+
+
+def test_experts_reordered_with_their_router_and_their_neurons(tmp_path: Path) -> None:
+    place = "model.layers.1.block_sparse_moe.experts.2."
+
+    def edit(directory: Path) -> None:
+        reordered(router=True)(directory)
+        edit_tensors(permute)(directory)
+
+    def permute(tensors: Tensors) -> None:
+        order = torch.randperm(112, generator=torch.Generator().manual_seed(1))
+        for part in ("w1", "w3"):
+            tensors[f"{place}{part}.weight"] = tensors[f"{place}{part}.weight"][order].contiguous()
+        tensors[f"{place}w2.weight"] = tensors[f"{place}w2.weight"][:, order].contiguous()
+
+    source = healthy_checkpoint("mixtral", tmp_path / "source")
+    alone = audit_checkpoint(source)
+    report, reference = compared(broken("mixtral", tmp_path / "here", edit), source)
+    assert report.findings == alone.findings
+    assert (reference.relation, {form.kind for form in reference.form}) == ("form", {"experts-reordered"})
 
 
 def test_one_expert_exchanged(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from gates import edit_networks, exchange, gated_networks, lay_fused
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.checkpoint.family_file import parse_family_row
-from glassblock.checkpoint.layers import Expert
+from glassblock.checkpoint.layer_parts import Expert
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Report
 from safetensors.torch import load_file, save_file

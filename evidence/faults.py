@@ -25,7 +25,7 @@ from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import UnknownCheckpoint
 from glassblock.numerics.activations import activation_named
 from glassblock.numerics.explanation import explain
-from glassblock.numerics.hypotheses import Hypothesis
+from glassblock.numerics.hypotheses import HARMLESS, Hypothesis
 from glassblock.wire.audits import Finding, Report
 from record import ROOT, Promise, publish, table
 
@@ -187,13 +187,18 @@ def from_captures() -> Iterator[tuple[str, ...]]:
         ("R3, R4", "1 added to the gain", {"added_to_gain": 1.0}, {"offset": 1.0}),
         ("5", "LayerNorm for RMSNorm", {"layer_norm": True}, {"norm_kind": "layernorm"}),
         ("R18", "rows read as blocks of 2 ranks", {"split_rows": 2}, {"layout": "blocks-2"}),
-        ("R21", "nothing", {}, {}),
+        ("R21", "rows normalised twice", {"normed_twice": True}, {"norm_passes": "twice"}),
+        ("none", "nothing", {}, {}),
     ):
         for dtype in (torch.float32, torch.bfloat16):
             engine = engines.Engine(network.gate, network.up, network.down, norm.gain, eps=norm.eps, dtype=dtype)
             explanation = explain(engine.but(**mistake)(x), network, wiring)
             tied = [fit.hypothesis for fit in explanation.ranked[: explanation.tied]]
-            right = explanation.verdict == "as-declared" if not truth else Hypothesis(**truth) in tied
+            sought = Hypothesis(**truth)
+            # What is harmless may be hidden by rounding: then the block is as declared, and that is not excluded.
+            hidden = truth.keys() <= HARMLESS and explanation.verdict == "as-declared"
+            likely = [fit.hypothesis for fit in explanation.not_excluded] if hidden and truth else tied
+            right = explanation.verdict == "as-declared" if not truth else sought in likely
             verdict = explanation.verdict if explanation.tied < 2 else f"one of {explanation.tied}"
             yield report, label, str(dtype).removeprefix("torch."), verdict, "yes" if right else "**no**"
 

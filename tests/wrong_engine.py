@@ -36,6 +36,7 @@ class Engine:
     bias_dropped: bool = False
     gain_in_float32: bool = False
     layer_norm: bool = False
+    normed_twice: bool = False
     placement: str = "pre"
     down_transposed: bool = False
     clamp: float | None = None
@@ -90,6 +91,8 @@ class Engine:
         gain = self.gain.to(self.dtype)
         gain = gain + self.added_to_gain if self.added_to_gain else gain
         bias = None if self.bias is None or self.bias_dropped else self.bias.to(self.dtype)
+        if self.normed_twice:
+            x = functional.rms_norm(x, x.shape[-1:], eps=self.eps)
         if self.layer_norm or self.bias is not None:
             return functional.layer_norm(x, x.shape[-1:], gain, bias, self.eps)
         wide = x.float()

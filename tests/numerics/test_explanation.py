@@ -112,6 +112,15 @@ def test_the_cast_order_shows_in_half_precision_and_does_not_exist_in_float32() 
     assert Hypothesis(cast="before") in [fit.hypothesis for fit in explanation.not_excluded]
 
 
+def test_rows_normalised_twice_are_named_where_rounding_does_not_hide_it_and_never_called_another_mistake() -> None:
+    """The second time divides by sqrt(ms / (ms + eps) + eps), next to 1: the two blocks are one but for rounding."""
+    half, single = (engine(dtype, normed_twice=True)(stream(dtype)) for dtype in (torch.bfloat16, torch.float32))
+    assert named(explained(single, *block())) == {"norm_passes": "twice"}
+    explanation = explained(half, *block())
+    assert named(explanation) == {}
+    assert Hypothesis(norm_passes="twice") in [fit.hypothesis for fit in explanation.not_excluded]
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_a_dropped_norm_bias_is_named(dtype: torch.dtype) -> None:
     captures = engine(dtype, norm_bias=True, bias_dropped=True)(stream(dtype))

@@ -62,6 +62,18 @@ def test_a_repaired_folder_has_all_files_and_passes(swapped: Path) -> None:
     assert names(swapped.parent) == ["repaired", "tiny"]
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_nothing_is_written_into_the_checkpoint_itself(swapped: Path, link: bool) -> None:
+    before, inside = names(swapped), swapped
+    if link:
+        inside = swapped.parent / "link"
+        inside.symlink_to(swapped)
+    result = invoke("fix", swapped, "--output", inside / "repaired")
+    assert result.exit_code == 2
+    assert "inside the checkpoint" in " ".join(result.stderr.split())
+    assert names(swapped) == before
+
+
 def test_one_file_is_repaired_with_its_config(swapped: Path) -> None:
     result = invoke("fix", swapped / SINGLE, "--output", swapped.parent / "repaired")
     assert result.exit_code == 0, result.stderr

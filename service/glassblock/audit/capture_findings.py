@@ -6,6 +6,7 @@ from types import MappingProxyType
 from glassblock.audit.capture_study import CaptureStudy, Departed, JudgedLayer
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
+from glassblock.numerics.hypotheses import HARMLESS
 from glassblock.wire.audits import CapturedLayer, CaptureSummary, Undecidable
 
 SWAP_RULE, FUSED_RULE = "ffn/gate-up-swapped", "ffn/fused-order"
@@ -24,6 +25,7 @@ RULE_OF: Mapping[str, str] = MappingProxyType(
         "norm_bias": "norm/kind-conflict",
         "cast": "norm/kind-conflict",
         "norm_kind": "norm/kind-conflict",
+        "norm_passes": "norm/kind-conflict",
         "norm_from": "norm/role",
         "placement": "norm/role",
         "residual": "norm/role",
@@ -116,7 +118,7 @@ def _found(evidence: Evidence, study: CaptureStudy, judged: JudgedLayer, departe
         judged.layer,
         _tensors(evidence, judged.layer, departed),
         evidence={"captures": study.name, "factor": departed.factor, "replayed": departed.value, **judged.evidence},
-        level="error",
+        level="note" if departed.factor in HARMLESS else "error",
         certainty="proved",
     )
 

@@ -91,6 +91,7 @@ _PLAIN: Mapping[str, str] = {
     "clamp": "applied",
     "eps_place": "inside",
     "norm_bias": "applied",
+    "norm_passes": "once",
     "norm_from": "ffn_in",
     "transposed": "none",
     "network_bias": "applied",
@@ -144,6 +145,9 @@ _WORDS: Mapping[str, Callable[[object], str]] = {
     "norm_bias": lambda _: "the norm's bias is dropped",
     "cast": lambda value: _CASTS[str(value)],
     "norm_kind": lambda value: _KINDS[str(value)],
+    "norm_passes": lambda _: (
+        "rows are normalised twice, the first time without the gain, which changes next to nothing"
+    ),
     "norm_from": lambda value: f"the norm {value} is used in place of ffn_in",
     "placement": lambda value: f"the norm is placed as in a {value} block",
     "transposed": lambda value: f"{value} is used transposed",

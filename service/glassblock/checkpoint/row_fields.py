@@ -23,16 +23,23 @@ def field_naming(row: Architecture, name: str) -> str | None:
         row: The row as it was given.
         name: The tensor's name as it is in files, with the trunk's prefix and the layer's number.
     """
+    global _last  # noqa: PLW0603  one row is asked about at a time, for each of its tensors that is absent
+    last = _last  # another thread may ask about another row meanwhile
+    if last is None or last[0] is not row:
+        last = _last = (row, tuple(_patterns(row)))
+    return next((path for path, pattern in last[1] if pattern.fullmatch(name)), None)
+
+
+_last: tuple[Architecture, tuple[tuple[str, re.Pattern[str]], ...]] | None = None
+"""The row that was asked about last, with its names as patterns: a checkpoint may lack tens of thousands of tensors."""
+
+
+def _patterns(row: Architecture) -> Iterator[tuple[str, re.Pattern[str]]]:
+    befores = dict.fromkeys(("", *(f"{trunk.prefix}{layer}" for trunk in row.trunks for layer in (row.layer, ""))))
     for path, template in _names(row, ""):
-        for before in ("", *(f"{trunk.prefix}{row.layer}" for trunk in row.trunks), *_prefixes(row)):
-            pattern = re.sub(r"\\\{[ijh]\\\}", _NUMBER, re.escape(before + template))
-            if template and re.fullmatch(pattern, name):
-                return path
-    return None
-
-
-def _prefixes(row: Architecture) -> tuple[str, ...]:
-    return tuple(trunk.prefix for trunk in row.trunks)
+        if template:
+            either = "|".join(re.escape(before + template) for before in befores)
+            yield path, re.compile(re.sub(r"\\\{[ijh]\\\}", _NUMBER, either))
 
 
 def _names(value: object, path: str) -> Iterator[tuple[str, str]]:

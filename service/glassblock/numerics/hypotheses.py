@@ -51,6 +51,7 @@ class Hypothesis:
         norm_bias: Whether the norm's bias is `dropped`.
         cast: The gain is multiplied in `before` or `after` the cast back to the input's dtype.
         norm_kind: `layernorm` or `rmsnorm` in place of the other.
+        norm_passes: `twice`: what enters the norm has been normalised already, without the gain.
         norms: Which norms of the branch the norm factors are about, where there are several. No factor of its own.
         norm_from: The norm of the layer, by its role, whose tensors stand in for those of the norm in front of the
             network, or `declared`.
@@ -73,6 +74,7 @@ class Hypothesis:
     norm_bias: Literal["declared", "dropped"] = "declared"
     cast: Literal["declared", "before", "after"] = "declared"
     norm_kind: Literal["declared", "layernorm", "rmsnorm"] = "declared"
+    norm_passes: Literal["once", "twice"] = "once"
     norms: NormScope = "every"
     norm_from: str = "declared"
     placement: str = "declared"
@@ -94,7 +96,10 @@ class Hypothesis:
 DECLARED = Hypothesis()
 DEFAULTS = {each.name: each.default for each in fields(Hypothesis) if each.name != "norms"}
 
-NORM_FACTORS = ("eps", "eps_place", "offset", "norm_bias", "cast", "norm_kind")
+NORM_FACTORS = ("eps", "eps_place", "offset", "norm_bias", "cast", "norm_kind", "norm_passes")
+
+HARMLESS = frozenset({"norm_passes"})
+"""Factors that hardly change what a block computes. They are looked for alone, in no pair: they hide nothing."""
 
 FACTORS_OF: dict[str, tuple[str, ...]] = {
     "x": (),
@@ -156,8 +161,9 @@ def single_mistakes(
 
 
 def pairs_of(singles: tuple[Hypothesis, ...]) -> Iterator[Hypothesis]:
-    """Every two single mistakes in different factors, as one hypothesis."""
-    for one, other in combinations(singles, 2):
+    """Every two single mistakes in different factors, none of them harmless, as one hypothesis."""
+    harmful = (single for single in singles if HARMLESS.isdisjoint(single.departures()))
+    for one, other in combinations(harmful, 2):
         pair = joined(one, other)
         if pair is not None:
             yield pair
@@ -224,6 +230,7 @@ def _norm_changes(norms: tuple[Norm, ...], epsilons: tuple[float, ...]) -> Itera
         yield {"norm_kind": "layernorm"}
     if any(norm.kind.centred for norm in norms):
         yield {"norm_kind": "rmsnorm"}
+    yield {"norm_passes": "twice"}
 
 
 def _stream_changes(network: FeedForward, wiring: Wiring) -> Iterator[Mapping[str, Any]]:

@@ -12,10 +12,17 @@ from glassblock.numerics.norms import GainOrder, Norm
 
 @dataclass(frozen=True, eq=False)
 class ReplayedNorm:
-    """A norm, and whether its epsilon stands outside the root: x / (sqrt(mean square) + eps)."""
+    """A norm as an engine runs it.
+
+    Attributes:
+        norm: With its tensors.
+        eps_outside: Epsilon stands outside the root: x / (sqrt(mean square) + eps).
+        twice: The rows are normalised without gain and bias first, and rounded.
+    """
 
     norm: Norm
     eps_outside: bool = False
+    twice: bool = False
 
     def __call__(
         self, x: Float[Tensor, "*batch d"], dtype: torch.dtype, *, backwards: bool = False
@@ -32,7 +39,9 @@ class ReplayedNorm:
             x = x.flip(-1)
             gain, bias = (None if tensor is None else tensor.flip(-1) for tensor in (norm.gain, norm.bias))
             norm = replace(norm, gain=gain, bias=bias)
-        normed = (_outside(x, norm) if self.eps_outside else norm(x)).to(dtype)
+        if self.twice:
+            x = _by(Norm(replace(norm.kind, gain=GainOrder.NONE), None, None, norm.eps), x, outside=self.eps_outside)
+        normed = _by(norm, x, outside=self.eps_outside).to(dtype)
         return normed.flip(-1) if backwards else normed
 
 
@@ -54,7 +63,12 @@ def replayed_norm(norm: Norm, role: str, hypothesis: Hypothesis) -> ReplayedNorm
     if hypothesis.norm_bias == "dropped":
         bias = None
     eps = norm.eps if hypothesis.eps is None else hypothesis.eps
-    return ReplayedNorm(Norm(kind, norm.gain, bias, eps), hypothesis.eps_place == "outside")
+    place, passes = hypothesis.eps_place, hypothesis.norm_passes
+    return ReplayedNorm(Norm(kind, norm.gain, bias, eps), place == "outside", passes == "twice")
+
+
+def _by(norm: Norm, x: Tensor, *, outside: bool) -> Tensor:
+    return _outside(x, norm) if outside else norm(x)
 
 
 def _outside(x: Tensor, norm: Norm) -> Tensor:

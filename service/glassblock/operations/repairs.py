@@ -1,5 +1,6 @@
 """Findings repaired: a patch from every finding that the files tell how to repair, written, and audited again."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +59,18 @@ def repair(
     """Repair what can be repaired, into a new directory, in place, or only in memory.
 
     Raises:
-        InvalidValue: It is not said where to write, the output is there already, the disk has
-            no room, or an in-place change would move data.
+        InvalidValue: It is not said where to write, the output is there already or inside the checkpoint, the disk
+            has no room, or an in-place change would move data.
         AccessRefused: The service may not write there.
         UnknownCheckpoint, UnknownFamily: See `open_checkpoint`.
         DamagedCheckpoint: A file was changed meanwhile, or a change in place was broken off before.
         AuditCancelled: `cancelled` answered true; nothing was written.
     """
     output = _output_of(request, outputs)
-    if output is not None:
-        require_place(output)
+    parent = None if output is None else require_place(output)
     checkpoint = store.open(request.checkpoint, family=request.family, family_row=request.family_row)
+    if parent is not None and checkpoint.contents.present is not None:
+        _require_beside(parent, checkpoint)
     undone: tuple[str, ...] = ()
     if interrupted(checkpoint.contents.directory):
         if not outputs.in_place:
@@ -117,6 +119,15 @@ def repair(
         after = audited(open_checkpoint(place, roots=Roots([output.parent]), family=row or request.family))
         written = {"written": request.output, "bytes_written": count}
     return answer.model_copy(update={**written, "after": after})
+
+
+def _require_beside(parent: Path, checkpoint: Checkpoint) -> None:
+    if parent.is_relative_to(Path(os.path.realpath(checkpoint.contents.directory))):
+        raise InvalidValue(
+            "the output would lie inside the checkpoint, which stays as it is",
+            field="output",
+            hint="Choose a folder beside it.",
+        )
 
 
 def _output_of(request: RepairRequest, outputs: Outputs) -> Path | None:

@@ -97,6 +97,14 @@ def test_what_only_tensors_tell_is_null() -> None:
     assert row.layer_variants[0].when == AxisIs("mlp.up_proj.weight", 0, "input_layernorm.weight")
 
 
+def test_a_condition_of_an_older_file_is_told_what_took_its_place() -> None:
+    old = {"if": "axis-is", "name": "mlp.up_proj.weight", "axis": 0, "length": {"keys": ["hidden_size"], "default": 8}}
+    with pytest.raises(InvalidValue) as refused:
+        parse_family_row({"like": "llama", "layer_variants": [{"when": old, "changes": {"feed_forward": None}}]})
+    assert "length is no field of the condition axis-is" in refused.value.message
+    assert "Name a tensor with an axis of that length: `of`" in (refused.value.hint or "")
+
+
 def test_toml_says_the_same() -> None:
     text = """
     like = "llama"

@@ -25,7 +25,14 @@ from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.rotary_settings import rotary_of
 from glassblock.checkpoint.settings import flag_of, optional_number_of, text_of
-from glassblock.checkpoint.text_states import embedded, entering_states, layer_count, logit_parts, token_log_likelihoods
+from glassblock.checkpoint.text_states import (
+    embedded,
+    entering_states,
+    layer_count,
+    logit_parts,
+    require_head,
+    token_log_likelihoods,
+)
 from glassblock.checkpoint.variants import row_for
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.watching import ComputationCancelled, Watch
@@ -33,6 +40,8 @@ from makers import tiny_checkpoint
 from reference_models import Case, small_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
+from transformers.models.auto import modeling_auto as auto
 
 # What the project promises in float32; logits here are near 3, and sums of a hundred terms round a hundred times finer.
 TOLERANCE = 1e-4
@@ -106,6 +115,8 @@ MORE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("deepseek_v3", {"q_lora_rank": None, "n_group": 2, "topk_group": 1}),
     ("gptj", {"rotary_dim": 4}),
     ("minimax_m2", {"rotary_dim": 8}),
+    ("cohere", {"head_dim": 20}),
+    ("apertus", {"hidden_act": "gelu"}),
     ("olmo", {"clip_qkv": 0.5}),
     ("olmoe", {"clip_qkv": 0.5}),
     ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 20}),
@@ -579,6 +590,54 @@ def test_a_missing_head_is_told(llama: Path) -> None:
     checkpoint = rewritten(llama, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(FamilyMismatch, match=r"lm_head.weight is not in the files.*tied is False"):
         token_log_likelihoods(checkpoint, IDS, "cpu", ReadMeter())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma", "gpt2", "gpt_neox", "t5", "umt5"])
+def test_a_stored_head_is_the_head_whatever_the_config_says_of_a_tie(model_type: str, tmp_path: Path) -> None:
+    row = BY_MODEL_TYPE[model_type]
+    config = small_config(Case(model_type, (("tie_word_embeddings", True),)), row)
+    text_to_text = model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    loader = transformers.AutoModelForSeq2SeqLM if text_to_text else transformers.AutoModelForCausalLM
+    loader.from_config(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    head = row.trunks[0].head
+    assert head is not None
+    assert head not in load_file(file)
+    save_file(load_file(file) | {head: torch.randn(96, 48)}, file, {"format": "pt"})
+    model = loader.from_pretrained(tmp_path).eval()
+    read: list[Tensor] = []
+    model.get_output_embeddings().register_forward_pre_hook(lambda _module, args: read.append(args[0]))
+    more = {"decoder_input_ids": IDS} if text_to_text else {}
+    with torch.no_grad():
+        theirs = model(input_ids=IDS, use_cache=False, **more).logits
+    checkpoint = open_checkpoint(tmp_path)
+    assert require_head(checkpoint).name == head
+    if checkpoint.require_usable().attention is not None:
+        assert float((logits_of(checkpoint) - theirs).abs().max()) <= TOLERANCE
+    assert torch.equal(functional.linear(read[0], load_file(file)[head]), theirs)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "told"),
+    [
+        ("llama", {"partial_rotary_factor": 0.5}, "turns 1 of each"),
+        ("cohere", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "turns 1 of each"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "turns 1 of each"),
+        ("chatglm", {"partial_rotary_factor": 1.0}, "turns 0.5 of each"),
+    ],
+)
+def test_a_share_that_the_familys_code_does_not_read_is_refused(
+    family: str, config: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """transformers turns whole heads of them, other engines what is declared: nothing here takes a side."""
+    checkpoint = open_checkpoint(tiny_checkpoint(family, tmp_path, config=config))
+    with pytest.raises(FamilyMismatch, match=rf"partial_rotary_factor is .*the code of the family {family}.*{told}"):
+        load_layer(checkpoint, checkpoint.layer_indices[0], "cpu", ReadMeter())
+
+
+def test_a_share_that_turns_what_the_family_turns_is_no_fault(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint("llama", tmp_path, config={"partial_rotary_factor": 1.0}))
+    load_layer(checkpoint, 0, "cpu", ReadMeter())
 
 
 def test_a_run_can_be_stopped_between_layers(llama: Path) -> None:

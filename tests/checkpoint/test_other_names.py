@@ -210,6 +210,29 @@ def test_four_norms_are_gemmas_and_not_run_as_llamas(family: str, gemma: str, tm
     assert gemma in ARCHITECTURES
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attn_norm_2.weight", "attn_output_norm.weight", "layer_output_norm.weight", "ffn_sub_norm.weight"),
+        *("post_ffw_norm_1.weight", "layer_output_scale.weight", "attn_norm.bias", "ffn_norm.bias"),
+    ],
+)
+@pytest.mark.parametrize("family", ["gguf", "gguf_gemma"])
+def test_norms_that_other_architectures_have_are_not_run_as_if_they_were_not_there(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    """Falcon, Grok, DBRX, BERT, BitNet, Gemma 4, and whatever has LayerNorms: llama.cpp wires each in its own way."""
+    case = next(case for case in CASES if case.family == family and case.model_type in {"llama", "gemma"})
+    model = build(Case(case.model_type), BY_MODEL_TYPE[case.model_type], tmp_path / "model")
+    tensors = under_other_names(case, load_file(model.checkpoint.path / "model.safetensors"))
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file)
+    load_wiring(open_checkpoint(file, family=family), 0, "cpu", ReadMeter())
+    save_file(tensors | {f"blk.{i}.{name}": torch.ones(48) for i in range(2)}, file)
+    with pytest.raises(FamilyMismatch, match=f"blocks of the family {family} are not run here: the(y|ir)"):
+        load_wiring(open_checkpoint(file, family=family), 0, "cpu", ReadMeter())
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_experts_are_as_wide_as_they_are_beside_dense_layers_of_another_width(fused: bool, tmp_path: Path) -> None:
     """DeepSeek's under GGUF's names: the first layer dense, the second with experts and a shared network."""

@@ -98,6 +98,38 @@ def test_attention_speaks_for_and_against(
     assert not found["olmo"].fits
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "against"),
+    [
+        ("llama", "input_layernorm.bias", {"llama", "gemma", "mistral", "ernie4_5"}),
+        ("mistral", "mlp.down_proj.bias", {"mistral", "qwen2", "gemma"}),
+        ("mixtral", "block_sparse_moe.gate.bias", {"mixtral"}),
+        ("opt", "fc1.bias", {"qwen2"}),
+    ],
+)
+def test_biases_speak_for_and_against(family: str, name: str, against: set[str], tmp_path: Path) -> None:
+    """What a family never has speaks against it: a LayerNorm's bias against those with RMSNorm."""
+    healthy = open_checkpoint(tiny_checkpoint(family, tmp_path / "healthy"))
+    layer = layer_tensors(healthy, 0)
+    more = {f"{layer.prefix.replace('.0.', f'.{i}.')}{name}": torch.ones(4) for i in healthy.layer_indices}
+    biased = {fit.row.name: fit for fit in name_fits({*healthy.entries, *more})}
+    for one in against:
+        assert one not in biased or not biased[one].fits, one
+    plain = {fit.row.name for fit in name_fits(healthy.entries) if fit.fits}
+    assert family in plain
+    if family != "opt":
+        assert set(more) & set(biased[family].unexpected)
+
+
+def test_a_bias_that_a_family_always_has_is_missed() -> None:
+    names = {
+        f"model.layers.{i}.{norm}.weight" for i in range(2) for norm in ("input_layernorm", "post_attention_layernorm")
+    }
+    names |= {f"model.layers.{i}.mlp.{part}.weight" for i in range(2) for part in ("c_fc", "c_proj")}
+    (fit,) = (fit for fit in name_fits(names) if fit.row.name == "starcoder2")
+    assert "model.layers.0.input_layernorm.bias" in fit.missing
+
+
 def test_a_wrapper_whose_part_is_known_is_read_where_the_names_are_that_familys(tmp_path: Path) -> None:
     tensors = tiny_tensors()
     save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")

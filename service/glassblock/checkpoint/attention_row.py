@@ -30,7 +30,8 @@ class RotaryRow:
         forms: Keys under which the parameters of the form lie, the first one present; `rope_parameters` in configs of
             transformers 5, `rope_scaling` in older ones. Without any the form is the default one.
         form: The parameters where none is declared, for families whose code has others than the default form's.
-        share: Which part of a head is turned.
+        share: Which part of a head is turned. Only where the family's own code reads a share has it keys: others turn
+            what they do whatever a config says, and a config that says otherwise is refused.
         dim: How many channels are turned, where the family counts them instead; None where nothing is declared for the
             whole head.
         of: The size that is turned: a head's width, or the part of a head that carries positions.
@@ -45,7 +46,7 @@ class RotaryRow:
     theta: Setting[float] = Setting(THETA_KEYS, 10000.0)
     forms: tuple[str, ...] = ("rope_scaling", "rope_parameters")
     form: tuple[tuple[str, object], ...] = ()
-    share: Setting[float] = Setting(SHARE_KEYS, 1.0)
+    share: Setting[float] = Setting((), 1.0)
     dim: Setting[float | None] | None = None
     of: Size = "head_dim"
     arrangement: Setting[str] = Setting((), Arrangement.HALVES.value)

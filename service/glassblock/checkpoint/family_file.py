@@ -50,6 +50,9 @@ _CONDITIONS: Mapping[str, type] = MappingProxyType(
         "every": conditions.Every,
     }
 )
+# Fields that files were once written with.
+_OF_AXIS = "Name a tensor with an axis of that length: `of`, and `at` for its axis, 0 if left out."
+_FORMER: Mapping[tuple[type, str], str] = MappingProxyType({(conditions.AxisIs, "length"): _OF_AXIS})
 # What a row says about itself that a file cannot vouch for.
 _NOT_GIVEN = frozenset({"verified", "sources"})
 _OPTIONAL_HERE: Mapping[str, object] = MappingProxyType(
@@ -162,7 +165,7 @@ def _refuse_others(kind: type, values: Mapping[str, object], hints: Mapping[str,
     for name in values:
         if name not in hints:
             near = get_close_matches(str(name), hints, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "Leave it out."
+            hint = f"Did you mean {near[0]}?" if near else _FORMER.get((kind, name), "Leave it out.")
             refuse(f"{field}.{str(name)[:80]}", f"is no field of {_words(kind)}", hint, known=tuple(hints))
 
 
@@ -285,9 +288,13 @@ def _parameters(kind: object) -> tuple[object, ...]:
     return cast("tuple[object, ...]", getattr(kind, "__parameters__", ()))
 
 
-def _words(kind: object) -> str:
+def _words(kind: Any) -> str:
+    """What a file calls it: a condition has the word under `if`, everything else the name of its class."""
+    word = next((word for word, condition in _CONDITIONS.items() if condition is kind), None)
+    if word is not None:
+        return f"the condition {word}"
     name = getattr(kind, "__name__", str(kind))
-    return f"a {name}" if name != "Architecture" else "a row"
+    return "a row" if kind is Architecture else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def _purpose(kind: type, name: str) -> str:

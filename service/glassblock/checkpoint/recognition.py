@@ -286,9 +286,10 @@ def _fit_as(row: Architecture, trunk: Trunk, layers: tuple[int, ...], names: fro
                 continue
             if _is_norm(relative) or _is_of_network(relative, here):
                 unexpected.append(name)
-        lacking, barred = _attention_fit(here, frozenset(name.removeprefix(prefix) for name in names))
-        missing.extend(prefix + name for name in lacking)
-        unexpected.extend(prefix + name for name in barred)
+        relative_names = frozenset(name.removeprefix(prefix) for name in names)
+        for lacking, barred in (_attention_fit(here, relative_names), _biases_fit(here, relative_names)):
+            missing.extend(prefix + name for name in lacking)
+            unexpected.extend(prefix + name for name in barred)
     return NamesFit(row, trunk, layers, tuple(missing), tuple(sorted(unexpected)))
 
 
@@ -328,6 +329,28 @@ def _attention_fit(row: Architecture, present: frozenset[str]) -> tuple[list[str
     lacking = [part.weight for part, _ in parts if part.weight not in present]
     lacking += [name for name, always in fixed.items() if always and name not in present]
     return lacking, [name for name, always in fixed.items() if not always and name in present]
+
+
+def _biases_fit(row: Architecture, present: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Biases of networks that the family always has and the layer has not, and of those and norms that it never has."""
+    mixture = row.mixture
+    networks = [row.feed_forward, *(() if mixture is None else (mixture.experts, mixture.shared))]
+    flags = [
+        (part.bias.replace("{j}", "0"), flag)
+        for network in networks
+        if network is not None
+        for part, flag in (
+            *((part, network.bias) for part in (network.gate, network.up, network.fused)),
+            (network.down, network.down_bias or network.bias),
+        )
+        if part is not None
+    ]
+    flags += [] if mixture is None else [(mixture.router.bias, mixture.router_bias)]
+    fixed = {name: flag.default for name, flag in flags if not flag.keys}
+    never = [name for name, always in fixed.items() if not always]
+    never += [norm.bias.replace("{h}", "0") for norm in row.norms if not norm.has_bias and norm.role != "final"]
+    lacking = [name for name, always in fixed.items() if always and name not in present]
+    return lacking, [name for name in never if name in present]
 
 
 def _attention_projections(row: Architecture) -> Iterator[tuple[Projection, Setting[bool]]]:
@@ -375,7 +398,8 @@ def _templates(row: Architecture, *, first_expert: str = "0") -> Iterator[tuple[
             gain, bias = (name.replace("{h}", head) for name in (norm.gain, norm.bias))
             if norm.has_gain:
                 yield gain, True
-            yield bias, norm.has_bias
+            if norm.has_bias:
+                yield bias, True
     if row.branch_gain is not None:
         yield row.branch_gain, True
 

@@ -13,6 +13,9 @@ from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.rotary import Arrangement, Rotary
 from glassblock.numerics.rotary_forms import YarnForm, rotary_form_named
 
+_SHARED_BY_FORM = "proportional"
+_SHARE = "partial_rotary_factor"
+
 
 @dataclass(frozen=True)
 class RotaryParameters:
@@ -51,13 +54,15 @@ def rotary_of(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, widt
     )
     counted = None if rotary.dim is None else optional_number_of(config, row, rotary.dim)
     told = number_of(config, row, rotary.share) if counted is None else counted
+    if counted is None and parameters.name != _SHARED_BY_FORM:
+        _require_told_share(checkpoint, row, rotary, told.value)
     turned = told.value * width if counted is None else told.value
     if not 0 < turned <= width or (counted is not None and not turned.is_integer()):
         raise InvalidValue(
             f"{told.source} is {told.value:g}, and a head is {width} wide", field="rotary", hint="Correct the config."
         )
     # The proportional form turns a share of the pairs itself.
-    dim = width if counted is None and parameters.name == "proportional" else int(turned)
+    dim = width if counted is None and parameters.name == _SHARED_BY_FORM else int(turned)
     even = dim + dim % 2 if rotary.next_even and not isinstance(form, YarnForm) else dim
     if even % 2 or not 2 <= even <= width:
         raise InvalidValue(
@@ -69,6 +74,21 @@ def rotary_of(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, widt
     arrangement = word_of(config, row, rotary.arrangement, Arrangement)
     theta = number_of(config, row, rotary.theta).value
     return Rotary(even, theta, form, arrangement, rotary.precision, over=dim if even > dim else None)
+
+
+def _require_told_share(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow, share: float) -> None:
+    """That a config declares no other share than a family whose code reads none turns."""
+    config = checkpoint.config
+    keys = tuple(f"{place}.{_SHARE}" for place in rotary.forms)
+    declared = None if config is None or rotary.share.keys else find(config, row, (*keys, _SHARE))
+    if declared is not None and declared.value != share:
+        raise InvalidValue(
+            f"{declared.key} is {declared.value!r:.40}, and the code of the family {row.name} reads no share: "
+            f"it turns {share:g} of each, where other engines turn what is declared",
+            field="rotary",
+            hint=f"Set it to {share:g} or take it out; where the model was made with that share, say so with "
+            "attention.rotary.share in a row of your own (family_row, --family-file).",
+        )
 
 
 def rotary_parameters(checkpoint: Checkpoint, row: Architecture, rotary: RotaryRow) -> RotaryParameters:

@@ -211,7 +211,10 @@ def logit_parts(
 
 
 def require_head(checkpoint: Checkpoint) -> TensorEntry:
-    """The output head, which is the embedding where the two are tied.
+    """The output head: the one that is stored, or else the embedding where the two are tied.
+
+    A stored head that differs from the embedding counts though the config ties them, as transformers 5 has it; the
+    audit tells of it (`config/tied-head`), since other loaders drop it.
 
     Raises:
         FamilyMismatch: There is none, or it is quantised.
@@ -219,10 +222,11 @@ def require_head(checkpoint: Checkpoint) -> TensorEntry:
     """
     family = checkpoint.require_usable()
     tied = tied_of(checkpoint.config, family)
-    entry = embedding_entry(checkpoint) if tied.value else head_entry(checkpoint)
+    entry = head_entry(checkpoint) or (embedding_entry(checkpoint) if tied.value else None)
     if entry is None or len(entry.shape) != 2 or entry.dtype not in FLOAT_CODES:
         where = None if checkpoint.trunk is None else checkpoint.trunk.head
-        name = "the embedding" if tied.value else (where or "the output head")
+        absent = "the embedding" if tied.value else (where or "the output head")
+        name = absent if entry is None else entry.name
         problem = "is not in the files" if entry is None else f"is {entry.dtype} of shape {list(entry.shape)}"
         raise FamilyMismatch(
             f"{name} {problem}; without it there are no logits ({tied.source}: tied is {tied.value})",

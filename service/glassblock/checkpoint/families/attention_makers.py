@@ -2,7 +2,14 @@
 
 from typing import Any, Literal
 
-from glassblock.checkpoint.attention_row import AttentionRow, FusedHeads, LatentAttentionRow, RotaryRow, ScoreScale
+from glassblock.checkpoint.attention_row import (
+    SHARE_KEYS,
+    AttentionRow,
+    FusedHeads,
+    LatentAttentionRow,
+    RotaryRow,
+    ScoreScale,
+)
 from glassblock.checkpoint.conditions import Condition, EveryLayer, LayerKind, Neither, Whole, unless
 from glassblock.checkpoint.families.makers import NEVER, linear
 from glassblock.checkpoint.row_settings import Setting
@@ -57,10 +64,11 @@ def latent_heads(rotary: RotaryRow, *, scaled: bool = True, bias: Setting[bool] 
     )
 
 
-def rotary(theta: float = 10000.0, *, share: float = 1.0, **more: Any) -> RotaryRow:
-    """Rotary positions with a family's own defaults."""
+def rotary(theta: float = 10000.0, *, share: float | None = None, **more: Any) -> RotaryRow:
+    """Rotary positions with a family's own defaults; a share where its code reads one."""
     plain = RotaryRow()
-    return RotaryRow(theta=Setting(plain.theta.keys, theta), share=Setting(plain.share.keys, share), **more)
+    part = plain.share if share is None else Setting(SHARE_KEYS, share)
+    return RotaryRow(theta=Setting(plain.theta.keys, theta), share=part, **more)
 
 
 def rotary_under(kind: str, theta: float, *older: str, form: str | None = None, **more: Any) -> RotaryRow:

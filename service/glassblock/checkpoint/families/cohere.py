@@ -1,7 +1,5 @@
 """The Cohere families."""
 
-from types import MappingProxyType
-
 from glassblock.checkpoint.attention_row import INTERLEAVED, RotaryRow
 from glassblock.checkpoint.conditions import Every, Says
 from glassblock.checkpoint.families.attention_makers import (
@@ -15,7 +13,6 @@ from glassblock.checkpoint.families.attention_makers import (
 from glassblock.checkpoint.families.llama import LLAMA
 from glassblock.checkpoint.families.makers import (
     EPS_LAYER_NORM,
-    HIDDEN_OVER_HEADS,
     NEVER,
     SILU,
     TIED,
@@ -30,7 +27,6 @@ from glassblock.checkpoint.family import (
     LogitsRow,
     NormRow,
     Setting,
-    SizeSetting,
 )
 from glassblock.numerics.rotary import RotaryPrecision
 from glassblock.numerics.wiring import Placement
@@ -51,9 +47,7 @@ COHERE = like(
     "cohere",
     "CohereForCausalLM",
     "CohereModel",
-    sizes=MappingProxyType(
-        {**sizes(8192, 22528, 40, 64, 256000, kv_heads=64), "head_dim": SizeSetting((), HIDDEN_OVER_HEADS)}
-    ),
+    sizes=sizes(8192, 22528, 40, 64, 256000, kv_heads=64),
     feed_forward=gated(SILU, NEVER),
     norms=_NORMS,
     placement=Placement.PARALLEL,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from glassblock.checkpoint.conditions import Holds
+from glassblock.checkpoint.conditions import Declares, Holds, unless
 from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS, heads, rotary
 from glassblock.checkpoint.families.llama import LLAMA
 from glassblock.checkpoint.families.makers import (
@@ -69,6 +69,13 @@ APERTUS = like(
         plain(Setting(("hidden_act",), "xielu"), NEVER),
         activation_tensors=MappingProxyType(
             {parameter: f"mlp.act_fn.{parameter}" for parameter in ("alpha_p", "alpha_n", "beta", "eps")}
+        ),
+    ),
+    config_variants=(
+        # Of the activations xIELU alone has tensors; here the config names another.
+        Variant(
+            unless(Declares(("hidden_act",), ("xielu",), "xielu")),
+            MappingProxyType({"feed_forward": plain(RELU2, NEVER)}),
         ),
     ),
     norms=(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from glassblock.checkpoint.conditions import Declares, Every, FromLayer, Holds, Whole, unless
+from glassblock.checkpoint.conditions import Declares, Every, FromLayer, Holds, Says, Whole, either, unless
 from glassblock.checkpoint.families.makers import (
     ALWAYS,
     AS_MANY_AS_HEADS,
@@ -91,6 +91,7 @@ _MODERN_BIASED = norms("layernorm", _MODERN_EPS, *_MODERN_PLACES, has_bias=True)
 _MODERN_EMBEDDING = NormRow("embedding", "embeddings.norm", "layernorm_nobias", _MODERN_EPS)
 _FIRST_LAYER = unless(FromLayer(Whole((), 1)))
 _HAS_NORM_BIAS = Declares(("norm_bias",), (True,), default=False)
+_SHOWS_NORM_BIAS = Every((unless(Says(("hidden_size",))), Holds("mlp_norm.bias")))
 
 MODERNBERT = Architecture(
     name="modernbert",
@@ -126,7 +127,10 @@ MODERNBERT = Architecture(
     ),
     layer_variants=(
         Variant(_FIRST_LAYER, MappingProxyType({"norms": _MODERN_PLAIN[1:]})),
-        Variant(Every((_FIRST_LAYER, _HAS_NORM_BIAS)), MappingProxyType({"norms": _MODERN_BIASED[1:]})),
+        Variant(
+            Every((_FIRST_LAYER, either(_HAS_NORM_BIAS, _SHOWS_NORM_BIAS))),
+            MappingProxyType({"norms": _MODERN_BIASED[1:]}),
+        ),
     ),
     notes=(
         "The half that the code calls gate is not the activated one: the activated half comes first.",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from glassblock.checkpoint.conditions import Every, Holds, unless
+from glassblock.checkpoint.conditions import Every, Holds, either, unless
 from glassblock.checkpoint.families.makers import linear, norms
 from glassblock.checkpoint.families.mixture_makers import fused_network, network
 from glassblock.checkpoint.families.natives import unsized
@@ -40,6 +40,27 @@ _WIRINGS: tuple[Wiring, ...] = (
         (("attn_in", "attn_norm"), ("ffn_in", "post_attention_norm")),
     ),
     *wirings(*_NORMS),
+)
+
+
+# Norms of Falcon, Grok, DBRX, BERT and its kin, BitNet, Arctic, and Gemma 3n and 4, by name; others by their biases.
+_FOREIGN = (
+    *("attn_norm_2", "attn_output_norm", "layer_output_norm", "ffn_sub_norm", "ffn_norm_exps", "post_norm"),
+    *("laurel_post_norm", "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2", "layer_output_scale"),
+)
+_NOT_WIRED_HERE = (
+    Variant(
+        either(*(Holds(f"{name}.weight") for name in _FOREIGN)),
+        MappingProxyType(
+            {"not_run": f"they have norms whose place no name tells ({', '.join(_FOREIGN[:4])} or another)"}
+        ),
+    ),
+    Variant(
+        either(*(Holds(f"{name}.bias") for name in _NORMS)),
+        MappingProxyType(
+            {"not_run": "their norms have biases: they are LayerNorms, which the names do not tell apart"}
+        ),
+    ),
 )
 
 
@@ -77,6 +98,7 @@ def _gguf(
                 sandwich=sandwich,
             ),
             *more_variants,
+            *_NOT_WIRED_HERE,
         ),
         **more,
     )

@@ -120,7 +120,7 @@ MINIMAX_M2 = like(
         routing=RoutingRow(scoring=Setting((), Scoring.SIGMOID.value), normalise=ALWAYS),
     ),
     norms=(*_PRE_6, *query_key_norms("rms_llama", EPS_6, ("heads", "head_dim"), ("kv_heads", "head_dim"))),
-    attention=heads(rotary=rotary(5000000.0, dim=Setting(("rotary_dim",), None))),
+    attention=heads(rotary=rotary(5000000.0, share=1.0, dim=Setting(("rotary_dim",), None))),
 )
 
 _LINEAR_NORM = NormRow("attn_hidden", "self_attn.norm", "rms_llama", Setting((), 1e-6), width=("heads", "head_dim"))

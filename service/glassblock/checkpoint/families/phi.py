@@ -47,6 +47,7 @@ def _attention(positions: float) -> AttentionRow:
         "self_attn.o_proj",
         window=NO_WINDOW,
         rotary=rotary(
+            share=1.0,
             next_even=True,
             original_key="original_max_position_embeddings",
             max_positions=Setting(("max_position_embeddings",), positions),

@@ -84,8 +84,8 @@ it (`least_log10_p`); below, none of 880 was."""
 
 
 SPREAD_ENOUGH = 400.0
-"""Variance v, as the screen estimates it, from which a small z rules a conviction out: twice the 200 from which it would
-do, since fifteen others tell v within a factor of two."""
+"""Variance v, as the screen estimates it, from which a small z rules a conviction out: twice the 200 from which it
+would do, since fifteen others tell v within a factor of two."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from typing import ClassVar, final
 
 
 class GlassblockError(Exception):
-    """Root of every error raised on purpose.
+    """Root of every error raised on purpose. Where nobody catches it, its hint and known values stand below it.
 
     Args:
         message: What is wrong, in one sentence naming the culprit.
@@ -69,6 +69,10 @@ class GlassblockError(Exception):
         self.byte = byte
         self.known = known
         self.retry_after = retry_after
+        if hint is not None:
+            self.add_note(hint)
+        if known:
+            self.add_note(f"Known: {', '.join(known)}")
 
 
 @final

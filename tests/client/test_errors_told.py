@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,10 @@ def test_an_unknown_family_takes_two_lines(tmp_path: Path) -> None:
         assert "more: `glassblock families` lists them" in first
         assert len(first) < 250
         assert second.startswith("hint: ")
+
+
+def test_an_error_that_nobody_catches_shows_what_to_do_below_it() -> None:
+    error = InvalidValue("capture.0 is unknown", hint="Ask for stages.", known=("gate", "up"))
+    shown = "".join(traceback.format_exception(error))
+    assert "capture.0 is unknown\nAsk for stages.\nKnown: gate, up" in shown
+    assert str(error) == "capture.0 is unknown"

@@ -49,6 +49,18 @@ def test_a_text_is_sent_as_it_was_given(checkpoint: Path, words: list[str], sent
     assert "1.64872" in result.stdout  # exp(0.5)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("story.txtt", True), ("texts/story.txt", True), ("the cat", False), ("cat", False), ("It ended.", False)],
+)
+def test_what_looks_like_a_file_that_is_not_there_is_remarked(checkpoint: Path, given: str, told: bool) -> None:
+    service = FakeService({"POST /v1/likelihoods": LIKELIHOOD})
+    result = invoke(service, "likelihood", checkpoint, "--text", given)
+    assert service.sent()["text"] == given
+    assert (f"there is no file {given}" in result.stderr) == told
+    assert "there is no file" not in result.stdout
+
+
 def test_each_token_is_shown_with_its_piece_of_text(checkpoint: Path) -> None:
     told = LIKELIHOOD.model_copy(update={"pieces": ("the", " c\x1b\nat")})
     result = invoke(FakeService({"POST /v1/likelihoods": told}), "likelihood", checkpoint, "--token-ids", "1,2")

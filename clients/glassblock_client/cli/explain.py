@@ -38,7 +38,7 @@ def explain(
     captures: Annotated[
         Path,
         typer.Option(
-            metavar="FILE",
+            metavar="FILE|DIR",
             help="Captured stages: a .safetensors file, or a folder of them with one for each layer.",
             show_default=False,
         ),

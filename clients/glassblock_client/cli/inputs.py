@@ -1,6 +1,7 @@
 """What a command puts into a checkpoint: a file's x, sampled rows, or a text."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -11,6 +12,7 @@ from glassblock.wire.framing import read_tensors
 from glassblock.wire.values import Sample
 
 from glassblock_client.cli.files import read_x
+from glassblock_client.cli.screen import remark
 from glassblock_client.exchange import compose
 from glassblock_client.tensors import Array, array_from_wire
 
@@ -40,7 +42,7 @@ TextOption = Annotated[
     str | None,
     typer.Option(
         "--text",
-        help="The same in words, or a file of them, by the checkpoint's own tokenizer.json.",
+        help="The same in words, or a file of them (no such file: words), by the checkpoint's own tokenizer.json.",
         show_default=False,
     ),
 ]
@@ -101,11 +103,16 @@ def chosen_text(token_ids: str | None, text: str | None, tokens: Path | None) ->
     return {"token_ids": [_number(word) for word in (token_ids or "").split(",") if word.strip()]}
 
 
+_LIKE_A_FILE = re.compile(r"\S*\w\.\w{1,5}")
+
+
 def _words(given: str) -> str:
     """What stands in the file of this name; `given` itself where there is none."""
     file = Path(given)
     try:
         if not file.is_file():
+            if _LIKE_A_FILE.fullmatch(given):
+                remark(f"--text: there is no file {given}; its name is taken as the text")
             return given
         if file.stat().st_size > MAX_FILE_BYTES:
             raise InvalidValue(f"--text: {file} is larger than {MAX_FILE_BYTES:,} bytes", field="text")

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from glassblock.reports.page import page
+from glassblock.wire.printable import printable
 from rich.console import Console, RenderableType
 
 WIDEST = 120
@@ -26,6 +27,11 @@ def coloured() -> bool:
 def show(parts: Iterable[RenderableType]) -> None:
     """Renderables on stdout."""
     sys.stdout.write(page(parts, width=columns(), colour=coloured()))
+
+
+def remark(line: str) -> None:
+    """A line on stderr, beside the answer."""
+    sys.stderr.write(printable(line) + "\n")
 
 
 @contextmanager

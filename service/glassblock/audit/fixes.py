@@ -263,8 +263,9 @@ def _declare_bias(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaire
         return Unrepaired("there is no config in which it could be declared", "config.json")
     row = row_at(checkpoint, layer)
     name = finding.tensors[0].removeprefix(layer_prefix(checkpoint, layer))
-    setting = bias_setting(row.attention, name) or (row.feed_forward or row.network).bias
-    if not setting.keys:
+    network = next(iter(row.networks), None)
+    setting = bias_setting(row.attention, name) or (None if network is None else network.bias)
+    if setting is None or not setting.keys:
         return Unrepaired(f"the family {row.name} has no flag for such a bias", "the code that trained the model")
     stated = find(config, row, setting.keys)
     nested = next((f"{name}." for name in row.nested if isinstance(config.values.get(name), dict)), "")

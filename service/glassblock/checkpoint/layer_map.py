@@ -97,7 +97,6 @@ def _resolved(
         faults = experts_missing(row.mixture, faults, found, checkpoint, layer=layer)
     networks = tuple(networks_of(row, found, lambda fused: blocks_of(checkpoint.config, row, fused.blocks)))
     faults = (*faults, *_cut_faults(networks, layer))
-    network = row.feed_forward or row.network
     tensors = LayerTensors(
         layer=layer,
         prefix=prefix,
@@ -108,10 +107,18 @@ def _resolved(
         branch_gain=found.get(("branch", "branch-gain")),
         undeclared=tuple(checkpoint.entries[name] for name in denied),
         denied_by=MappingProxyType(denied),
-        has_bias=flag_of(checkpoint.config, row, network.bias),
+        has_bias=_has_bias(checkpoint, row),
         attention=None if row.attention is None else attention_tensors_of(row.attention, attended),
     )
     return tensors, faults, more
+
+
+def _has_bias(checkpoint: Checkpoint, row: Architecture) -> Sourced[bool]:
+    """Of the layer's first network; a layer may have none."""
+    network = next(iter(row.networks), None)
+    if network is None:
+        return Sourced(value=False, source=f"family {row.name}: a layer without a network")
+    return flag_of(checkpoint.config, row, network.bias)
 
 
 def _cut_faults(networks: Iterable[NetworkTensors], layer: int) -> Iterator[LayerFault]:

@@ -56,7 +56,8 @@ def required(x: Tensor | None) -> Tensor:
         InvalidValue: it is not.
     """
     if x is None:
-        raise InvalidValue("x is missing", field="x", hint="post x, or name a checkpoint and ask for a sample")
+        hint = "Post it, or name a checkpoint, and give a sample, token_ids or a text."
+        raise InvalidValue("x is missing", field="x", hint=hint)
     return x
 
 

@@ -10,7 +10,7 @@ from typing import cast
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_ARCHITECTURE, BY_MODEL_TYPE
 from glassblock.checkpoint.attention_row import AttentionRow, LatentAttentionRow
 from glassblock.checkpoint.config import ConfigFault, ConfigFile, find
-from glassblock.checkpoint.family import Architecture, Projection, Setting, Size, Trunk
+from glassblock.checkpoint.family import Architecture, FeedForwardRow, Projection, Setting, Size, Trunk
 from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.variants import row_in
 from glassblock.errors import UnknownFamily
@@ -310,11 +310,16 @@ def _homes() -> frozenset[str]:
 
 def _is_of_network(relative: str, row: Architecture) -> bool:
     """Whether a name lies in the module of a network that the layer has, and not in that of attention."""
-    mixture = row.mixture
-    parts = (row.feed_forward, *(() if mixture is None else (mixture.experts, mixture.shared)))
-    names = (network.down.weight for network in parts if network is not None)
+    names = (network.down.weight for network in _networks_of_layer(row))
     homes = {name.rpartition(".")[0].rpartition(".")[0].partition("{j}")[0] for name in names}
     return any(home and relative.startswith(home) for home in homes)
+
+
+def _networks_of_layer(row: Architecture) -> Iterator[FeedForwardRow]:
+    """The networks that a row has where its variants do not hold; `Architecture.networks` has those of variants too."""
+    mixture = row.mixture
+    parts = (row.feed_forward, *(() if mixture is None else (mixture.experts, mixture.shared)))
+    yield from (network for network in parts if network is not None)
 
 
 def _attention_fit(row: Architecture, present: frozenset[str]) -> tuple[list[str], list[str]]:
@@ -334,11 +339,9 @@ def _attention_fit(row: Architecture, present: frozenset[str]) -> tuple[list[str
 def _biases_fit(row: Architecture, present: frozenset[str]) -> tuple[list[str], list[str]]:
     """Biases of networks that the family always has and the layer has not, and of those and norms that it never has."""
     mixture = row.mixture
-    networks = [row.feed_forward, *(() if mixture is None else (mixture.experts, mixture.shared))]
     flags = [
         (part.bias.replace("{j}", "0"), flag)
-        for network in networks
-        if network is not None
+        for network in _networks_of_layer(row)
         for part, flag in (
             *((part, network.bias) for part in (network.gate, network.up, network.fused)),
             (network.down, network.down_bias or network.bias),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from glassblock.audit.audit import audit_checkpoint
-from glassblock.audit.early_findings import FITTING_RULES, HEADER_RULES, NON_FINITE
+from glassblock.audit.early_findings import HEADER_RULES, NON_FINITE
 from glassblock.audit.question import AuditQuestion
+from glassblock.audit.rules import RULES
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Finding
 
@@ -61,7 +62,7 @@ def test_one_tensor_alone_is_told_once(tmp_path: Path) -> None:
     assert [finding for finding, _ in early if finding.rule == NON_FINITE] == list(findings)
 
 
-DECIDED = HEADER_RULES | FITTING_RULES
+DECIDED = HEADER_RULES | {name for name, rule in RULES.items() if rule.tells_before_tensors}
 CASES = [pytest.param(plant, id=f"{rule}:{plant.label}") for rule, plants in PLANTS.items() for plant in plants]
 
 

@@ -124,6 +124,7 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         report="https://github.com/sgl-project/sglang/pull/39920",
         needs=("family",),
         look=_activation,
+        tells_before_tensors=True,
     ),
     Rule(
         "config/dtype-conflict",
@@ -137,6 +138,7 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         report="https://github.com/huggingface/transformers/issues/9295",
         needs=("family",),
         look=_unasked(against=True),
+        tells_before_tensors=True,
     ),
     Rule(
         "norm/offset",
@@ -164,6 +166,7 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
         needs=("family",),
         look=_unasked(against=True, captures=True),
+        tells_before_tensors=True,
     ),
     Rule(
         "tensor/transposed",

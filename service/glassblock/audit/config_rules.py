@@ -217,6 +217,7 @@ CONFIG_RULES: tuple[Rule, ...] = (
         report="https://github.com/QwenLM/Qwen3/issues/578",
         needs=(),
         look=_shape,
+        tells_before_tensors=True,
     ),
     Rule(
         "config/unknown-family",
@@ -230,6 +231,7 @@ CONFIG_RULES: tuple[Rule, ...] = (
         report="https://github.com/vllm-project/vllm/pull/39666",
         needs=(),
         look=_unknown_family,
+        tells_before_tensors=True,
     ),
     Rule(
         "config/tied-head",

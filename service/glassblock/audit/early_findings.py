@@ -18,26 +18,6 @@ from glassblock.wire.audits import Finding
 HEADER_RULES = frozenset(rule.name for rule in (*CONTAINER_RULES, *INDEX_RULES))
 """Rules that look at files and their headers, and at no tensor."""
 
-FITTING_RULES = frozenset(
-    {
-        "config/shape",
-        "config/unknown-family",
-        "config/activation-conflict",
-        "config/dtype-conflict",
-        "tensor/empty",
-        "ffn/missing-tensor",
-        "ffn/missing-bias",
-        "norm/final-missing",
-        "norm/role",
-        "norm/kind-conflict",
-        "moe/experts-missing",
-        "quant/scale-missing",
-        "range/eps-underflow",
-    }
-)
-"""Rules that hold names, shapes and config against each other: what they find with no tensor read stands, and some of
-them find more when all were."""
-
 NON_FINITE = "tensor/non-finite"
 
 
@@ -67,20 +47,20 @@ class Told:
 def header_findings(checkpoint: Checkpoint, question: AuditQuestion, rules: Iterable[Rule]) -> Iterable[Finding]:
     """What those of `rules` find that need no tensor."""
     nothing_read = _nothing_read(checkpoint, question)
-    yield from _found_by(rules, HEADER_RULES, nothing_read)
+    rules = tuple(rules)
+    yield from _found_by((rule for rule in rules if rule.name in HEADER_RULES), nothing_read)
     if question.reference is not None or question.captures is not None:
         return  # what they prove takes the place of what the checkpoint alone suggests
     layers, misfits = resolve_layers(checkpoint)
-    sure = FITTING_RULES
+    sure = [rule for rule in rules if rule.tells_before_tensors]
     if any(wider_than_declared(checkpoint, tensors) is not None for tensors in layers.values()):
-        sure = sure - {"config/shape"}  # neurons that are all zero would make it another finding
-    yield from _found_by(rules, sure, replace(nothing_read, layers=layers, misfits=misfits))
+        sure = [rule for rule in sure if rule.name != "config/shape"]  # zero neurons would make it another finding
+    yield from _found_by(sure, replace(nothing_read, layers=layers, misfits=misfits))
 
 
-def _found_by(rules: Iterable[Rule], names: frozenset[str], evidence: Evidence) -> Iterable[Finding]:
+def _found_by(rules: Iterable[Rule], evidence: Evidence) -> Iterable[Finding]:
     for rule in rules:
-        if rule.name in names:
-            yield from apply_rule(rule, evidence)[0]
+        yield from apply_rule(rule, evidence)[0]
 
 
 def tensor_findings(

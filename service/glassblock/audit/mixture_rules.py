@@ -187,6 +187,7 @@ MIXTURE_RULES: tuple[Rule, ...] = (
         report="https://github.com/kekzl/imp/pull/1190",
         needs=("family",),
         look=misfit_look("experts-missing"),
+        tells_before_tensors=True,
     ),
     Rule(
         "moe/experts-duplicated",

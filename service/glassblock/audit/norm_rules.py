@@ -175,6 +175,7 @@ NORM_RULES: tuple[Rule, ...] = (
         report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4200",
         needs=("family",),
         look=_role,
+        tells_before_tensors=True,
     ),
     Rule(
         "norm/eps-mismatch",

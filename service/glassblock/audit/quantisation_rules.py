@@ -168,6 +168,7 @@ QUANTISATION_RULES: tuple[Rule, ...] = (
         report="https://github.com/unslothai/unsloth/issues/6200",
         needs=("family",),
         look=_scale_missing,
+        tells_before_tensors=True,
     ),
     Rule(
         "quant/scale-unapplied",

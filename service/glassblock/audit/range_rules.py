@@ -297,5 +297,6 @@ RANGE_RULES: tuple[Rule, ...] = (
         report="https://github.com/deepspeedai/DeepSpeed/issues/581",
         needs=("family",),
         look=_underflow,
+        tells_before_tensors=True,
     ),
 )

@@ -50,6 +50,8 @@ class Rule:
         report: A public report where it happened.
         needs: Evidence without which it is skipped.
         look: Evidence in, outcomes out; it reads no file and changes nothing.
+        tells_before_tensors: Whether what it finds with names, shapes and config alone stands whatever the tensors
+            hold. It may find more in them.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Rule:
     report: str
     needs: tuple[Need, ...]
     look: Callable[[Evidence], Iterable[Outcome]]
+    tells_before_tensors: bool = False
 
 
 def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Coverage]:

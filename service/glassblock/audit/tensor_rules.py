@@ -267,8 +267,10 @@ def _rule(
     level: Level = "error",
     certainty: Certainty = "proved",
     needs: tuple[Need, ...] = (),
+    tells_before_tensors: bool = False,
 ) -> Rule:
-    return Rule(name, level, certainty, what, hurts, detection, fooled_by, f"https://github.com/{report}", needs, look)
+    url = f"https://github.com/{report}"
+    return Rule(name, level, certainty, what, hurts, detection, fooled_by, url, needs, look, tells_before_tensors)
 
 
 TENSOR_RULES: tuple[Rule, ...] = (
@@ -289,6 +291,7 @@ TENSOR_RULES: tuple[Rule, ...] = (
         detection="An axis of length zero in the header.",
         fooled_by="Markers without content; the one in common use is known and let pass.",
         report="sediment1024/PhysRAG/issues/3",
+        tells_before_tensors=True,
     ),
     _rule(
         "tensor/all-zero",
@@ -315,6 +318,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         fooled_by="A config that names the wrong family of two with like names.",
         report="NVIDIA/Megatron-LM/issues/5844",
         needs=("family",),
+        tells_before_tensors=True,
     ),
     _rule(
         "ffn/missing-bias",
@@ -325,6 +329,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         fooled_by="A config whose flag is meant for attention only.",
         report="paiml/entrenar/issues/258",
         needs=("family",),
+        tells_before_tensors=True,
     ),
     _rule(
         "ffn/undeclared-bias",
@@ -346,5 +351,6 @@ MISSING_RULES: tuple[Rule, ...] = (
         fooled_by="A base model saved under another prefix. A final norm whose gains were multiplied into the head.",
         report="sgl-project/sglang/pull/32279",
         needs=("family",),
+        tells_before_tensors=True,
     ),
 )

@@ -126,8 +126,8 @@ class Bare:
             f"Accept: {framing.MEDIA_TYPE if least == SIZE else 'application/json'}\r\n"
             f"Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
         )
-        self._socket.sendall(head.encode())
-        for piece in body:
+        first, *rest = body
+        for piece in (head.encode() + bytes(first), *rest):  # a head alone would wake the service for nothing
             self._socket.sendall(piece)
         came = self._socket.recv_into(self._landing)
         while (end := bytes(self._landing[: min(came, 4096)]).find(b"\r\n\r\n")) < 0:

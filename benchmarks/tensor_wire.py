@@ -41,7 +41,7 @@ SMALL = [[0.0] * 64]
 SHORT = b"." * 256
 """A question or an answer on the raw socket, about as long as a head of HTTP."""
 
-RUNS = 31
+RUNS = 101
 PROMISED_JSON = 20.0
 PROMISED_BARE = 0.60
 PROMISED_CLIENT = 0.30

@@ -41,12 +41,17 @@ class Served:
             time.sleep(0.02)
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @contextmanager
 def served(roots: Path, *, log: Path = Path(os.devnull), **settings: str) -> Generator[Served]:
     """A service over `roots` with these variables set; what it says goes to `log`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = [sys.executable, "-m", "glassblock_client", "serve", "--checkpoints", str(roots), "--port", str(port)]
     with log.open("wb") as said, subprocess.Popen(serve, env=os.environ | settings, stderr=said) as process:
         service = Served(process.pid, port)

@@ -16,7 +16,6 @@ RUN = "/v1/blocks/run"
 STATISTICS = "/v1/norms/statistics"
 COMPARE = "/v1/residuals/compare"
 X = [[0.5] * 48]
-NO_GAIN = {"norm_kind": "rms_noweight", "norm_offset": 1}
 
 
 def run(**fields: Any) -> dict[str, Any]:
@@ -27,9 +26,9 @@ def run(**fields: Any) -> dict[str, Any]:
 REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (RUN, run(layer=2), 422, "invalid-value", "layer", "2"),
     (RUN, run(layer=-1), 422, "invalid-value", "layer", "-1"),
-    (RUN, run(layer="0"), 422, "invalid-value", "layer", "integer"),
-    (RUN, run(layer=True), 422, "invalid-value", "layer", "integer"),
-    (RUN, run(layer=0.0), 422, "invalid-value", "layer", "integer"),
+    (RUN, run(layer="0"), 422, "invalid-value", "layer", "whole number"),
+    (RUN, run(layer=True), 422, "invalid-value", "layer", "whole number"),
+    (RUN, run(layer=0.0), 422, "invalid-value", "layer", "whole number"),
     (RUN, run(layer=10**30), 422, "invalid-value", "layer", "layer"),
     (RUN, run(x=[[0.5] * 47]), 422, "invalid-value", "x", "47"),
     (RUN, run(x=[]), 422, "invalid-value", "x", "empty"),
@@ -39,13 +38,13 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (RUN, run(x=None), 422, "invalid-value", "x", "missing"),
     (RUN, run(sample={"rows": 2}), 422, "invalid-value", "sample", "both"),
     (RUN, run(x=None, sample={"rows": 97}), 422, "invalid-value", "sample.rows", "97"),
-    (RUN, run(x=None, sample={"rows": 0}), 422, "invalid-value", "sample.rows", "greater"),
+    (RUN, run(x=None, sample={"rows": 0}), 422, "invalid-value", "sample.rows", "too small"),
     (RUN, run(overrides={"eps": -1e-6}), 422, "invalid-value", "overrides.eps", "-1e-06"),
     (RUN, run(overrides={"eps": "1e-5"}), 422, "invalid-value", "overrides.eps", "number"),
     (RUN, run(overrides={"eps": True}), 422, "invalid-value", "overrides.eps", "number"),
     (RUN, run(overrides={"eps": float("nan")}), 422, "invalid-value", "overrides.eps", "nan"),
     (RUN, run(overrides={"eps": float("inf")}), 422, "invalid-value", "overrides.eps", "inf"),
-    (RUN, run(overrides={"swap": 1}), 422, "invalid-value", "overrides.swap", "boolean"),
+    (RUN, run(overrides={"swap": 1}), 422, "invalid-value", "overrides.swap", "true or false"),
     (
         RUN,
         run(overrides={"norm_kind": "rms_noweight", "norm_offset": 1}),
@@ -88,7 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     (COMPARE, {"x": [0, 0], "matrix": [[1, 0], [0, 1]], "eps": 0}, 422, "invalid-value", "x", "zero"),
     ("/v1/budgets", {"d_model": 8}, 422, "invalid-value", "d_ff", "missing"),
     ("/v1/budgets", {"d_model": [8, 16], "d_ff": [8, 16], "kind": "plain"}, 422, "invalid-value", "d_ff", "both lists"),
-    ("/v1/budgets", {"d_model": 8, "d_ff": 0, "kind": "plain"}, 422, "invalid-value", "d_ff", "greater"),
+    ("/v1/budgets", {"d_model": 8, "d_ff": 0, "kind": "plain"}, 422, "invalid-value", "d_ff", "too small"),
     ("/v1/audits", {"checkpoint": "absent"}, 404, "unknown-checkpoint", "checkpoint", "absent"),
     ("/v1/audits", {"checkpoint": "llama", "rules": ["nope"]}, 422, "invalid-value", "rules", "nope"),
     ("/v1/audits", {"checkpoint": "llama", "rules": []}, 422, "invalid-value", "rules", "at least 1"),

@@ -131,6 +131,16 @@ def test_rubbish_after_an_answer_closes_the_connection(service: Served) -> None:
         service.wait_until(lambda: is_closed(wire))
 
 
+def test_a_length_that_is_told_twice_ends_the_connection(service: Served) -> None:
+    """Else what a proxy takes for the body is taken for another request here."""
+    hidden = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    with service.wire() as wire:
+        wire.sendall(b"%bContent-Length: %d\r\n\r\n0\r\n\r\n%b" % (head, 5 + len(hidden), hidden))
+        told = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+        assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"400"]
+
+
 def test_rubbish_behind_a_request_is_refused_after_its_answer(service: Served) -> None:
     body = b'{"checkpoint": "llama", "layer": 0, "sample": {"rows": 2}}'
     head = b"POST /v1/blocks/run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

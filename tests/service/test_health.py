@@ -1,13 +1,21 @@
 """Health: alive whatever else, ready only when the device and the roots are."""
 
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
+from glassblock.api.desk import JOBS_THREADS
 from glassblock.api.entry import connect
 from glassblock.api.settings import Settings
 from glassblock.errors import InvalidValue
+from glassblock.jobs.database import FILE
 from glassblock_client import Client
+from makers import tiny_checkpoint
+from served import served
 
 
 def test_alive_and_ready(http: httpx.Client) -> None:
@@ -31,6 +39,24 @@ def test_not_ready_without_its_root_but_alive(tmp_path: Path) -> None:
         assert answer.headers["retry-after"] == "5"
         assert "root 0" in answer.json()["detail"]
         assert http.get("/health/live").status_code == 200
+
+
+def test_readiness_does_not_wait_behind_those_who_wait_for_the_database(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path / "roots" / "llama")
+    data = tmp_path / "data"
+    with (
+        served(tmp_path / "roots", GLASSBLOCK_DATA=str(data)) as service,
+        closing(sqlite3.connect(data / FILE, isolation_level=None)) as database,
+        ThreadPoolExecutor(2 * JOBS_THREADS) as callers,
+    ):
+        database.execute("BEGIN IMMEDIATE")
+        asked = {"json": {"checkpoint": "llama"}, "timeout": 60}
+        waiting = [callers.submit(httpx.post, f"{service.url}/v1/audits", **asked) for _ in range(2 * JOBS_THREADS)]
+        time.sleep(1)  # until they wait
+        ready = httpx.get(f"{service.url}/health/ready", timeout=60)
+        assert ready.status_code == 200
+        assert not any(one.done() for one in waiting), "it waited until the others had given up"
+        database.execute("ROLLBACK")
 
 
 def test_capabilities_name_every_endpoint(client: Client) -> None:

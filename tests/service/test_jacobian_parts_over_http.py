@@ -51,11 +51,6 @@ def transport(root: Path) -> Iterator[httpx.BaseTransport]:
         yield transport
 
 
-@pytest.fixture
-def client(transport: httpx.BaseTransport) -> Client:
-    return Client("http://glassblock", transport=transport)
-
-
 def loaded(root: Path, family: str, layer: int = LAYER) -> Layer:
     return load_layer(open_checkpoint(root / family), layer, "cpu", ReadMeter())
 

@@ -2,12 +2,12 @@
 
 import http.client
 import json
-import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -18,6 +18,7 @@ from glassblock.wire import framing
 from glassblock_client import Client
 from glassblock_client.tensors import wire_from_array
 from makers import tiny_checkpoint
+from served import served
 
 D = 48
 ROWS = 20_000
@@ -29,23 +30,8 @@ RUN = "/v1/blocks/run"
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("landing")
     tiny_checkpoint("llama", folder / "llama")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = [sys.executable, "-m", "glassblock_client", "serve", "--checkpoints", str(folder), "--port", str(port)]
-    told = os.environ | {"GLASSBLOCK_SILENCE_SECONDS": "1", "GLASSBLOCK_MAX_BODY_MIB": "16"}
-    with subprocess.Popen(serve, env=told, stderr=subprocess.DEVNULL) as service:
-        try:
-            with Client(f"http://127.0.0.1:{port}") as client:
-                for _ in range(600):
-                    try:
-                        client.ready()
-                        break
-                    except Exception:
-                        time.sleep(0.1)
-            yield port
-        finally:
-            service.terminate()
+    with served(folder, GLASSBLOCK_SILENCE_SECONDS="1", GLASSBLOCK_MAX_BODY_MIB="16") as service:
+        yield service.port
 
 
 @pytest.fixture
@@ -185,6 +171,19 @@ def test_an_answer_may_be_read_slowly(port: int) -> None:
     _check_echo(200, answer, x)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what the other end has taken")
+def test_whoever_takes_a_little_at_a_time_is_not_silent(wire: socket.socket) -> None:
+    """A socket takes more only once a third of what it holds, MiB here, is gone: later than silence may last."""
+    x = np.concatenate([X] * 4)
+    body = _body(x)
+    wire.sendall(_head(len(body), "Connection: close") + body)
+    came, until = bytearray(), time.monotonic() + 4
+    while more := wire.recv(1 << 15):
+        came += more
+        time.sleep(0.1 if time.monotonic() < until else 0)
+    _check_echo(200, bytes(came).partition(b"\r\n\r\n")[2], x)
+
+
 @pytest.mark.parametrize("read", [0, 1000, 5_000_000])
 def test_a_caller_who_hangs_up_while_the_answer_comes_harms_nobody_else(port: int, read: int) -> None:
     body = _body(np.concatenate([X] * 4))
@@ -193,6 +192,35 @@ def test_a_caller_who_hangs_up_while_the_answer_comes_harms_nobody_else(port: in
         while read > 0:
             read -= len(wire.recv(min(read, 1 << 18)))
     _check_alive(port)
+
+
+def test_whoever_hangs_up_in_the_middle_of_a_body_is_counted_as_gone(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path / "llama")
+    body = _body()
+    with served(tmp_path, log=tmp_path / "log") as service, Client(service.url) as client:
+        with service.wire() as wire:
+            wire.sendall((_head(len(body)) + body)[: len(body) // 2])
+        gone = 'glassblock_requests_total{endpoint="run_block",status="0"} 1.0'
+        service.wait_until(lambda: gone in client.metrics())
+        assert 'endpoint="run_block",status="4' not in client.metrics(), "nobody was refused"
+    assert "error" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted in /proc")
+def test_an_answer_that_nobody_reads_holds_one_descriptor_and_no_thread(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path / "llama")
+    body, unread = _body(np.concatenate([X] * 4)), 12  # more than socket and kernel take of each
+    with served(tmp_path, GLASSBLOCK_SILENCE_SECONDS="600") as service, ExitStack() as wires:
+        open_files, threads = Path(f"/proc/{service.process}/fd"), Path(f"/proc/{service.process}/task")
+        before = len(list(open_files.iterdir()))
+        for _ in range(unread):
+            wire = wires.enter_context(service.wire())
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            wire.sendall(_head(len(body)) + body)
+            assert wire.recv(1, socket.MSG_PEEK)
+        service.wait_until(lambda: len(list(open_files.iterdir())) <= before + unread)
+        assert len(list(threads.iterdir())) < unread  # those that work, and those that sent
+        _check_alive(service.port)
 
 
 def test_the_next_request_is_answered_behind_a_large_answer(wire: socket.socket) -> None:

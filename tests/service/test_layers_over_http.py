@@ -13,6 +13,7 @@ from glassblock.api.entry import connect
 from glassblock.errors import FamilyMismatch, InvalidValue, TooLarge
 from glassblock.operations import texts
 from glassblock_client import Client, Overrides, Sample
+from reference_models import randomise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # Both sides sum at most 128 products in float32, perhaps in another order.
@@ -46,9 +47,8 @@ def models_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, config in CONFIGS.items():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        for parameter in model.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.data = parameter.data + 0.2 * noise if parameter.ndim < 2 else noise * parameter.shape[-1] ** -0.5
+        for tensor in model.parameters():
+            randomise(tensor)
         model.save_pretrained(root / name)
         made[name] = model
     words = {word: number for number, word in enumerate(["<unk>", *dict.fromkeys(WORDS.split())])}
@@ -62,16 +62,6 @@ def models_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def transport(models_by_name: dict[str, Any]) -> Any:
     with connect(roots=[models_by_name["root"]], device="cpu") as transport:
         yield transport
-
-
-@pytest.fixture
-def client(transport: httpx.BaseTransport) -> Client:
-    return Client("http://glassblock", transport=transport)
-
-
-@pytest.fixture
-def http(transport: httpx.BaseTransport) -> httpx.Client:
-    return httpx.Client(base_url="http://glassblock", transport=transport)
 
 
 def relative(found: Any, expected: torch.Tensor) -> float:

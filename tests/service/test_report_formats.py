@@ -5,6 +5,7 @@ import json
 import httpx
 import pytest
 from glassblock.api.reports import preferred
+from glassblock.operations.tables import rules
 from glassblock.reports import REPORTS
 from glassblock.wire.audits import Report
 
@@ -29,7 +30,7 @@ def test_every_format_by_name_and_by_media_type(http: httpx.Client, location: st
     assert by_name.status_code == by_accept.status_code == 200
     assert by_name.headers["content-type"].partition(";")[0] == row.media_type
     report = Report.model_validate(http.get(location).json())
-    assert by_name.text == by_accept.text == row.render(report)
+    assert by_name.text == by_accept.text == row.render(report, rules=rules())
 
 
 def test_a_browser_sees_the_page_and_the_page_runs_nothing(http: httpx.Client, location: str) -> None:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 import glassblock
 from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_wanted, wants_job
@@ -240,7 +241,14 @@ def _answer_to(fault: Exception) -> Response:
         return answer_error(late, status=504)
     if isinstance(fault, TimeoutError):
         return answer_error(InvalidValue(str(fault), field="body", hint="send it faster, or less"), status=408)
-    return Response(status_code=400)  # nobody is there to read it
+    return _Unsent()
+
+
+class _Unsent(Response):
+    """For a caller who has gone: an answer that nobody hears is counted as none, with status 0 (`envelope.Visit`)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send nothing."""
 
 
 def _forget_frames(fault: BaseException | None) -> None:

@@ -1,6 +1,5 @@
 """Bodies: a message with its tensors, as JSON or as one safetensors file, in either direction."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from glassblock.api.answers import invalid_value
 from glassblock.api.body_budget import RequestBudget
 from glassblock.api.envelope import visit_of
 from glassblock.api.landing import LANDING_BYTES, land_of, launch_of, untouched
+from glassblock.api.long_json import read_json
 from glassblock.api.results import Rendered
 from glassblock.errors import InvalidValue, TooLarge, UnsupportedContent
 from glassblock.operations.reply import Reply
@@ -162,7 +162,7 @@ def parse_body(
             hint="set the Content-Type header",
         )
     try:
-        value: object = json.loads(text or b"{}", object_pairs_hook=_each_once)
+        value: object = read_json(text or b"{}", object_of=_each_once)
     except (ValueError, RecursionError) as fault:
         told = "nested too deep" if isinstance(fault, RecursionError) else fault
         raise InvalidValue(f"the body is not JSON: {told}", field="body", hint="send one JSON object") from fault

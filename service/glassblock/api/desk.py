@@ -25,7 +25,7 @@ from glassblock.api.lanes import FairLane
 from glassblock.api.results import Counted, Rendered, StoredAnswers
 from glassblock.api.routes import Call, Route
 from glassblock.api.settings import MIB, Settings
-from glassblock.errors import ServiceUnavailable, TooLarge
+from glassblock.errors import HINT_AS_JOB, ServiceUnavailable, TooLarge
 from glassblock.operations.content import Content
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,15 @@ log = logging.getLogger(__name__)
 LIGHT_THREADS = 8
 """Threads for what only looks: health, lists, tables; and for reading messages."""
 
+STORED_THREADS = 2
+"""Threads that read and write stored answers. These keep a disk busy; more, with up to 128 MiB in each, would keep the
+event loop from the processor, and health with it."""
+
 JOBS_THREADS = 8
 """Threads for what asks the database of the jobs, which may be slow."""
+
+READY_THREADS = 2
+"""Threads for whoever asks whether the service is ready: not behind those who wait for a database that is locked."""
 
 AFFORDABLE = 256
 """Forms of requests last found to cost no more than a caller may wait for. Another look would take half a millisecond;
@@ -69,6 +76,8 @@ class Desk:
     def __init__(self, settings: Settings) -> None:
         self._threads = {
             "light": anyio.CapacityLimiter(LIGHT_THREADS),
+            "stored": anyio.CapacityLimiter(STORED_THREADS),
+            "ready": anyio.CapacityLimiter(READY_THREADS),
             "jobs": anyio.CapacityLimiter(JOBS_THREADS),
             "heavy": anyio.CapacityLimiter(settings.heavy),
             "long": anyio.CapacityLimiter(1),
@@ -154,11 +163,11 @@ class Desk:
 
     async def _found(self, key: Content) -> Rendered | None:
         assert self._stored is not None  # noqa: S101  asked before
-        return await anyio.to_thread.run_sync(self._stored.get, key, limiter=self._threads["light"])
+        return await anyio.to_thread.run_sync(self._stored.get, key, limiter=self._threads["stored"])
 
     async def _keep(self, stored: StoredAnswers, key: Content, done: Rendered) -> None:
         try:
-            await anyio.to_thread.run_sync(stored.put, key, done, limiter=self._threads["light"])
+            await anyio.to_thread.run_sync(stored.put, key, done, limiter=self._threads["stored"])
         except Exception:
             log.exception("an answer cannot be stored")
 
@@ -186,6 +195,5 @@ def _refuse_costly(call: Call, operation: str, limits: Limits) -> None:
         if limit is not None and cost > limit:
             raise TooLarge(
                 f"this is estimated to be {cost:.3g} {unit}, and a caller may wait for {limit:g}",
-                hint="ask for it as a job: send `Prefer: respond-async` (the client: `client.as_job()`);"
-                f" or ask for less, or raise GLASSBLOCK_WAIT_{setting}",
+                hint=f"{HINT_AS_JOB}ask for less, or raise GLASSBLOCK_WAIT_{setting}",
             )

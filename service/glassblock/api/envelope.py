@@ -149,12 +149,22 @@ class Envelope:
             )
             await answer_error(error, status=431)(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy that takes the other one for true sees another end of the request (RFC 9112, 6.1).
+            twice = answer_error(
+                InvalidValue("the body's length is told twice", field="headers", hint="leave out Content-Length"),
+                status=400,
+            )
+            twice.headers["Connection"] = "close"
+            await twice(scope, receive, send)
+            return
         if scope["path"].endswith("\n"):  # the router's patterns would overlook it, and take another name for this one
             error = InvalidValue("the path ends with a line feed", field="path", hint="leave it out")
             await answer_error(error)(scope, receive, send)
             return
         try:
-            visit.caller = self._doors.admit(visit.path, Headers(scope=scope), visit.address)
+            visit.caller = self._doors.admit(visit.path, headers, visit.address)
         except GlassblockError as error:
             answer = answer_error(error)
             if isinstance(error, Unauthenticated):

@@ -3,8 +3,8 @@
 On its usual way a body is read in pieces of 256 KiB and copied several times before it lies in one piece, which
 takes more than twice as long as the socket does; and what a socket does not take at once of an answer, asyncio copies.
 `LandingProtocol` offers two shortcuts: whoever has memory of the declared size has the body written there by the
-kernel, and whoever has memory to send has it read there, by a thread for as long as the other end keeps up. h11 is told how much it was, and nothing else of the
-protocol is ours.
+kernel, and whoever has memory to send has it read there, by a thread for as long as the other end keeps up. h11 is
+told how much it was, and nothing else of the protocol is ours.
 
 That memory comes from the system and goes back to it with the last view, past malloc, which would keep what lies
 between two bodies that came and went at different times. The last two are kept for the next body,
@@ -17,11 +17,15 @@ import mmap
 import os
 import select
 import socket
+import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import h11
 import numpy as np
@@ -42,12 +46,23 @@ Launch = Callable[[memoryview], Awaitable[int]]
 LANDING_BYTES = 1 << 20
 """From this size on a body is worth its own way in, and out."""
 
-TURN_BYTES = 64 << 20
-"""Most that a thread sends before others get their turn."""
+ROUND_BYTES = 16 << 20
+"""Read of all bodies together before the event loop turns to others. The system may hold several MiB for each
+connection, and health waits for all of them; but a sender who is alone is slowed down by small pieces."""
 
-TURN_MS = 5
+SENDERS = 2
+"""Threads that send. One of them fills any link; many would keep the event loop from the processor and from Python's
+lock, and health with it."""
+
+TURN_SECONDS = 0.02
+"""How long a thread sends before another answer gets its turn: tens of MiB to whoever reads as fast as it sends."""
+
+PATIENCE_MS = 5
 """How long a thread waits for the socket to take more. Whoever reads more slowly than that is waited for in the event
 loop, where it costs nothing; one who keeps up is never noticed there, which nearly halves the time of an answer."""
+
+PIECE_BYTES = 64 << 10
+"""What the event loop sends in between, once the socket takes it: then a thread goes on."""
 
 LARGEST_KEPT = 32 << 20
 """Bytes of a body whose memory is kept for the next one."""
@@ -129,8 +144,9 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes of the answer under way that the socket has not taken yet."""
-        return self.transport.get_write_buffer_size() + self._launching
+        """Bytes of the answer under way that the other end has not taken yet, so far as the system tells."""
+        own = self.transport.get_extra_info("socket")
+        return self.transport.get_write_buffer_size() + self._launching + _waiting_in(own.fileno())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  uvicorn's
         """Somebody is there."""
@@ -187,11 +203,13 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
         if taken < memory.nbytes:
             self.cycle.message_event.clear()
             landing = _Landing(self, memory[taken:], arrived)
+            _Landing.under_way += 1
             self.transport.set_protocol(landing)
             self.flow.resume_reading()
             try:
                 await landing.full
             finally:
+                _Landing.under_way -= 1
                 reader._remaining -= landing.filled
                 self.transport.set_protocol(self)
             self.handle_events()  # which may be the end of the body
@@ -211,23 +229,21 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
             return 0
         left = memoryview(self.conn.send(h11.Data(data=cast("bytes", memory))))
         own = self.transport.get_extra_info("socket")
-        # asyncio lets nobody else wait for its own descriptor of the socket.
-        with own.dup() as watched:
-            try:
-                while left and not self.transport.is_closing():
-                    self._launching = left.nbytes
-                    left = left[await anyio.to_thread.run_sync(_sent_at_once, own.dup(), left[:TURN_BYTES]) :]
-                    if left and not self.transport.is_closing():
-                        self._launching = left.nbytes
-                        self.pause_writing()
-                        self.loop.add_writer(watched, self.resume_writing)
-                        await self.flow.drain()
-            except OSError:
-                self.transport.abort()
-            finally:
-                self._launching = 0
-                self.loop.remove_writer(watched)
-                self.resume_writing()
+        try:
+            while left and not self.transport.is_closing():
+                async with _senders():
+                    # A descriptor of its own: the connection may be closed, and its number given away, meanwhile.
+                    left = left[await anyio.to_thread.run_sync(_sent_at_once, own.dup(), left) :]
+                if left and not self.transport.is_closing():
+                    rest = left[PIECE_BYTES:]
+                    self._launching = rest.nbytes
+                    self.transport.write(left[:PIECE_BYTES])
+                    await self.flow.drain()
+                    left = left if self.transport.is_closing() else rest
+        except OSError:
+            self.transport.abort()
+        finally:
+            self._launching = 0
         if left:
             self._over()
         return memory.nbytes - left.nbytes
@@ -243,17 +259,43 @@ def _sent_at_once(out: socket.socket, memory: memoryview) -> int:
     Returns:
         Bytes that it took.
     """
-    sent = 0
+    sent, until = 0, time.monotonic() + TURN_SECONDS
     with out:
         ready = select.poll()
         ready.register(out, select.POLLOUT)
-        while sent < memory.nbytes:
+        while sent < memory.nbytes and time.monotonic() < until:
             try:
                 sent += out.send(memory[sent:])
             except BlockingIOError:
-                if not ready.poll(TURN_MS):
+                if not ready.poll(PATIENCE_MS):
                     break
     return sent
+
+
+_SENDERS = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("glassblock_senders")
+
+
+def _senders() -> anyio.CapacityLimiter:
+    try:
+        return _SENDERS.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(SENDERS)
+        _SENDERS.set(limiter)
+        return limiter
+
+
+def _waiting_in(descriptor: int) -> int:
+    """Bytes that a socket has taken and the other end has not: it takes no more before a third of them, MiB perhaps, is
+    gone. 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    import fcntl  # noqa: PLC0415  other systems may have none
+    import termios  # noqa: PLC0415
+
+    try:
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # it is closed
+        return 0
 
 
 class _Connection(h11.Connection):
@@ -274,6 +316,8 @@ class _Connection(h11.Connection):
 class _Landing(asyncio.BufferedProtocol):
     """Stands in for the protocol while the kernel writes into `memory`."""
 
+    under_way = 0
+
     def __init__(self, inner: LandingProtocol, memory: memoryview, arrived: Callable[[memoryview], None]) -> None:
         self._inner = inner
         self._memory = memory
@@ -283,7 +327,7 @@ class _Landing(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  of the protocol's making
         """Where the next bytes go."""
-        return self._memory[self.filled :]
+        return self._memory[self.filled : self.filled + ROUND_BYTES // _Landing.under_way]
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes were written."""

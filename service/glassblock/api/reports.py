@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from glassblock.errors import InvalidValue
+from glassblock.operations.tables import rules
 from glassblock.reports import REPORTS, ReportFormat
 from glassblock.reports.html import POLICY
 from glassblock.wire.audits import Report
@@ -23,7 +24,8 @@ def render_report(report: Report, *, wanted: str | None, accept: str) -> Respons
     if wanted is not None and wanted not in REPORTS:
         raise InvalidValue(f"no report format {wanted!r}", field="format", known=tuple(REPORTS))
     chosen = REPORTS[wanted or preferred(accept)]
-    return Response(chosen.render(report), media_type=chosen.media_type, headers=SAFE | {"Vary": "Accept"})
+    told = chosen.render(report, rules=rules() if chosen.explains else None)
+    return Response(told, media_type=chosen.media_type, headers=SAFE | {"Vary": "Accept"})
 
 
 def preferred(accept: str) -> str:

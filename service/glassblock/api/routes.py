@@ -63,8 +63,8 @@ class Route:
     """An endpoint and what answers it.
 
     Attributes:
-        lane: `inline` in the event loop, for what must never wait; `light`, `jobs`, `heavy` and `long` in threads, each
-            lane with its own number of them, so that questions are answered while work is done or a database is slow.
+        lane: `inline` in the event loop, for what must never wait; the others in threads, each lane with its own number
+            of them, so that questions are answered while work is done or a database is slow for those who write to it.
             `heavy` works on the device, `long` on files; in both callers take turns (`lanes`).
         kept: the answer follows from the message, the tensors and the checkpoint's files: it has a tag, the same asked
             at the same time is computed once, and it may be stored (`results`).
@@ -72,7 +72,7 @@ class Route:
 
     endpoint: Endpoint[Any, Any]
     handler: Handler
-    lane: Literal["inline", "light", "jobs", "heavy", "long"] = "light"
+    lane: Literal["inline", "light", "ready", "jobs", "heavy", "long"] = "light"
     kept: bool = False
 
 
@@ -154,7 +154,7 @@ def _table(*rows: Route) -> Mapping[str, Route]:
 
 ROUTES: Mapping[str, Route] = _table(
     Route(wire.LIVE, lambda _: Reply(Health(status="alive")), "inline"),
-    Route(wire.READY, _ready, "jobs"),
+    Route(wire.READY, _ready, "ready"),
     Route(wire.METRICS, _metrics, "jobs"),
     Route(wire.CAPABILITIES, lambda call: call.operations.capabilities()),
     Route(wire.CHECKPOINTS, lambda call: call.operations.checkpoints()),

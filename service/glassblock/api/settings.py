@@ -177,7 +177,7 @@ class Settings(BaseSettings):
             f"refusing to listen on {self.host}: anyone who reaches it could read every checkpoint under the roots",
             field="host",
             hint="give keys (`glassblock keys NAME --file FILE`, GLASSBLOCK_KEYS_FILE=FILE), listen on 127.0.0.1,"
-            " or insist: GLASSBLOCK_ALLOW_OPEN=1",
+            " or insist: --allow-open, GLASSBLOCK_ALLOW_OPEN=1",
         )
 
 

@@ -1,1 +1,1 @@
-"""Audits as jobs, in a database: queued, leased, followed, cancelled, kept for a while."""
+"""Long operations as jobs, in a database: queued, leased, followed, cancelled, kept for a while."""

@@ -13,9 +13,11 @@ BENCHMARKS ?= cold_block tensor_wire audit_speed jacobian_norms block_speed
 
 SERVICE := $(VENV)/.service-installed
 DEV := $(VENV)/.dev-installed
+FETCH := $(VENV)/.fetch-installed
 ifneq ($(origin PY),file)
 SERVICE :=
 DEV :=
+FETCH :=
 export PYTHONPATH := $(CURDIR)/service:$(CURDIR)/clients
 endif
 
@@ -79,7 +81,7 @@ schema: $(SERVICE) ## write docs/report.schema.json
 	$(PY) -m glassblock.reports.schema > docs/report.schema.json.new
 	mv docs/report.schema.json.new docs/report.schema.json
 
-smollm2: $(DEV) ## fetch SmolLM2-135M into the cache
+smollm2: $(FETCH) ## fetch SmolLM2-135M into the cache
 	$(PY) tools/smollm2.py
 
 constraints: $(VENV)/.made ## write constraints.txt anew: keeps its pins, adds what pyproject.toml asks for
@@ -109,4 +111,9 @@ $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/.made
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(VENV)/.made
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $(VENV)/.service-installed $@
+	@touch $(VENV)/.service-installed $(VENV)/.fetch-installed $@
+
+# What tools/smollm2.py imports.
+$(VENV)/.fetch-installed: constraints.txt | $(VENV)/.made
+	$(PY) -m pip install --quiet --constraint constraints.txt gguf safetensors tokenizers torch
+	@touch $@

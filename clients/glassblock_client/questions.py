@@ -193,7 +193,14 @@ def run_block(
 
 
 def explain_block(
-    checkpoint: str, layer: int, captures: Mapping[str, Array | WireTensor], *, pairs: bool = True
+    checkpoint: str,
+    layer: int,
+    captures: Mapping[str, Array | WireTensor],
+    *,
+    family: str | None = None,
+    family_row: Mapping[str, Any] | None = None,
+    tower: str | None = None,
+    pairs: bool = True,
 ) -> Question[ExplainAnswer]:
     """Name the mistake, or the two, that explains tensors captured elsewhere.
 
@@ -202,10 +209,21 @@ def explain_block(
         layer: counted from 0.
         captures: stages by name, or under `layers.{layer}.`; [..., d_model], or [..., d_ff] for those between
             gate and hidden. In the type they were computed in: `WireTensor` carries bfloat16.
+        family: row of the family table, instead of what the config says.
+        family_row: a row of your own, instead of one.
+        tower: another stack of layers in the files, such as `encoder`.
         pairs: look for two mistakes where one does not explain the captures.
     """
     _, tensors = divide(**named(captures, "captures"))
-    message = compose(ExplainRequest, checkpoint=checkpoint, layer=layer, pairs=pairs)
+    message = compose(
+        ExplainRequest,
+        checkpoint=checkpoint,
+        layer=layer,
+        family=family,
+        family_row=as_object(family_row),
+        tower=tower,
+        pairs=pairs,
+    )
     return answer_to(wire.EXPLAIN_BLOCK, message, tensors=tensors)
 
 
@@ -315,8 +333,11 @@ def compare_residuals(
 
 def jacobians(
     checkpoint: str,
-    layers: Sequence[int],
+    layers: Sequence[int] | None = None,
     *,
+    family: str | None = None,
+    family_row: Mapping[str, Any] | None = None,
+    tower: str | None = None,
     part: JacobianPart = "block",
     expert: int | Literal["shared"] | None = None,
     placement: PlacementName | Sequence[PlacementName] | None = None,
@@ -340,7 +361,10 @@ def jacobians(
 
     Args:
         checkpoint: its name, a path under a root of the service.
-        layers: counted from 0.
+        layers: counted from 0; every one when left out.
+        family: row of the family table, instead of what the config says.
+        family_row: a row of your own, instead of one.
+        tower: another stack of layers in the files, such as `encoder`.
         part: norm, ffn, branch, block, attention, mixture or layer.
         expert: of a mixture: this network alone, at every token; each at its own tokens when left out.
         placement: the same weights with the norm elsewhere; several stand side by side.
@@ -365,7 +389,10 @@ def jacobians(
     message = compose(
         JacobiansRequest,
         checkpoint=checkpoint,
-        layers=as_tuple(layers),
+        **({} if layers is None else {"layers": as_tuple(layers)}),
+        family=family,
+        family_row=as_object(family_row),
+        tower=tower,
         part=part,
         expert=expert,
         placement=as_tuple(placement),
@@ -450,11 +477,14 @@ def budgets(
     dtype: Literal["float64", "float32", "bfloat16", "float16", "float8"] | None = None,
     multiple_of: int = 256,
     checkpoint: str | None = None,
+    family: str | None = None,
+    family_row: Mapping[str, Any] | None = None,
+    tower: str | None = None,
 ) -> Question[BudgetAnswer]:
     """Parameters, activations and FLOPs of a feed-forward block, counted.
 
     Sizes, or a `checkpoint` to take them from. A list in one size sweeps it. Without `dtype` the
-    one that the checkpoint is stored in, else bfloat16.
+    one that the checkpoint is stored in, else bfloat16. `family`, `family_row` and `tower` as `run_block` takes them.
     """
     message = compose(
         BudgetRequest,
@@ -467,6 +497,9 @@ def budgets(
         dtype=dtype,
         multiple_of=multiple_of,
         checkpoint=checkpoint,
+        family=family,
+        family_row=as_object(family_row),
+        tower=tower,
     )
     return answer_to(wire.BUDGETS, message)
 

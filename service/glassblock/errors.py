@@ -30,6 +30,9 @@ and one at the other end of a wire are caught by the same `except`.
 
 from typing import ClassVar, final
 
+HINT_AS_JOB = "ask for it as a job: send `Prefer: respond-async` (the client: `client.as_job()`); or "
+"""How the hint of a `TooLarge` begins where no limit but a caller's patience stands against it."""
+
 
 class GlassblockError(Exception):
     """Root of every error raised on purpose. Where nobody catches it, its hint and known values stand below it.

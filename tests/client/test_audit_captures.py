@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from glassblock.api.entry import connect
-from glassblock.errors import InvalidValue, UnknownCheckpoint
+from glassblock.errors import InvalidValue, NotFound
 from glassblock_client import Client, Overrides
 from glassblock_client.cli.app import app as command_line
 from makers import Tiny, tiny_checkpoint
@@ -75,7 +75,7 @@ def test_the_service_refuses_at_once_what_no_audit_could_answer(model: Path, tmp
     outside = capture(model, tmp_path / "outside" / "recorded")
     with connect(roots=[model.parent], device="cpu") as transport:
         client = Client("http://glassblock", transport=transport)
-        for name, error in (("nowhere", UnknownCheckpoint), (model.name, InvalidValue)):
+        for name, error in (("nowhere", NotFound), (model.name, InvalidValue)):
             with pytest.raises(error) as refused:
                 client.start_audit(model.name, captures=name)
             assert refused.value.field == "captures"

@@ -10,6 +10,7 @@ from glassblock.reports.baseline import Baseline, compared, read_baseline
 from glassblock.wire.audits import Report
 from reports.report_makers import full_report, report, swapped_report, undecided_report
 
+from client.fake_service import RULES
 from client.test_command_line import audited, checkpoint, invoke
 
 __all__ = ["checkpoint"]  # a fixture
@@ -29,9 +30,11 @@ def test_every_format_goes_to_a_file_and_to_stdout(checkpoint: Path, tmp_path: P
     result = invoke(audited(full_report()), *arguments, "--output", target)
     assert (result.exit_code, result.stdout) == (0, "")
     asked = shlex.quote(str(checkpoint))
-    assert target.read_text(encoding="utf-8") == REPORTS[name].render(full_report(), width=100, asked=asked)
+    rules = RULES if REPORTS[name].explains else None
+    expected = REPORTS[name].render(full_report(), width=100, asked=asked, rules=rules)
+    assert target.read_text(encoding="utf-8") == expected
     told = invoke(audited(full_report()), *arguments).stdout
-    assert told == REPORTS[name].render(full_report(), width=80, asked=asked)
+    assert told == REPORTS[name].render(full_report(), width=80, asked=asked, rules=rules)
 
 
 def test_the_command_that_repairs_has_the_path_and_what_the_audit_was_told(checkpoint: Path, tmp_path: Path):

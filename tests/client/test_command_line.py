@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import types
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from glassblock.errors import InvalidValue, UnknownCheckpoint
 from glassblock.reports import REPORTS
 from glassblock.reports.page import page
 from glassblock.wire import framing
-from glassblock.wire.audits import Audit, Finding, Progress, Report
+from glassblock.wire.audits import Audit, AuditList, Finding, Progress, Report
 from glassblock.wire.blocks import StageStatistics
 from glassblock.wire.norms import NormStatisticsAnswer
 from glassblock.wire.problems import problem_from_error
@@ -81,7 +82,7 @@ def invoke(service: FakeService | None, *arguments: object) -> Result:
 
 
 def audited(finished: Report) -> FakeService:
-    return FakeService({"POST /v1/audits": finished_audit(finished)})
+    return FakeService({"POST /v1/audits": finished_audit(finished), "GET /v1/rules": RULES})
 
 
 def test_every_command_is_a_function_that_says_what_its_row_says():
@@ -276,7 +277,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no input": (["run", "{checkpoint}", "--layer", "0"], "one of --input FILE, --sample"),
     "two inputs": (["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--input", "x.npy"], "one of --input"),
     "seed of a file": (["run", "{checkpoint}", "--layer", "0", "--input", "x.npy", "--seed", "1"], "--seed has no"),
-    "no rows": (["run", "{checkpoint}", "--layer", "0", "--sample", "0"], "rows: input should be"),
+    "no rows": (["run", "{checkpoint}", "--layer", "0", "--sample", "0"], "--sample: 0 is too small: at least 1"),
     "a stage": (
         ["run", "{checkpoint}", "--layer", "0", "--sample", "1", "--capture", "gat"],
         "known: gate and 21 more",
@@ -302,7 +303,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no root": (["serve", "--checkpoints", ""], "the argument after --checkpoints is empty"),
     "no examples": (["demo", "--examples", ""], "the argument after --examples is empty"),
     "no name": (["rules", ""], "the argument after rules is empty"),
-    "an unknown rule": (["rules", "ffn/gate-up-swap"], "did you mean ffn/gate-up-swapped?"),
+    "an unknown rule": (["rules", "ffn/gate-up-swaped"], "did you mean ffn/gate-up-swapped?"),
 }
 
 
@@ -475,11 +476,6 @@ def test_run_reads_x_from_a_file_and_writes_stages_to_one(checkpoint: Path, tmp_
     text, written = framing.unframe("response", memoryview(target.read_bytes()))
     assert json.loads(text)["family"] == "llama"
     np.testing.assert_array_equal(array_from_wire(written["hidden"]), hidden)
-
-
-def npy_header(kind: str, length: int) -> bytes:
-    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': ({length},), }}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
 BAD_INPUTS = {
@@ -750,3 +746,86 @@ def test_colour_is_for_terminals_that_want_it(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     assert screen.coloured() is wanted
+
+
+def rules_about(*names: str) -> FakeService:
+    rows = tuple(RULES.rules[0].model_copy(update={"name": name}) for name in names)
+    return FakeService({"GET /v1/rules": RULES.model_copy(update={"rules": rows})})
+
+
+NAMES = ("ffn/gate-up-swapped", "ffn/fused-order", "norm/offset", "ffn/gate", "norm/role")
+
+
+@pytest.mark.parametrize(
+    ("asked", "listed"),
+    [
+        ("gate-up", {"ffn/gate-up-swapped"}),
+        ("gate", {"ffn/gate-up-swapped", "ffn/gate"}),
+        ("Norm", {"norm/offset", "norm/role"}),
+        ("norm/", {"norm/offset", "norm/role"}),
+    ],
+)
+def test_a_part_of_a_name_lists_the_rules_that_have_it(asked: str, listed: set[str]):
+    told = invoke(rules_about(*NAMES), "rules", asked)
+    assert told.exit_code == 0
+    assert {name for name in NAMES if f"{name}  " in told.stdout} == listed
+    assert "what it hurts" not in told.stdout
+    found = json.loads(invoke(rules_about(*NAMES), "rules", asked, "--format", "json").stdout)
+    assert {row["name"] for row in found["rules"]} == listed
+
+
+def test_the_whole_name_explains_the_rule_though_others_have_it_in_theirs():
+    told = invoke(rules_about(*NAMES), "rules", "ffn/gate")
+    assert "what it hurts" in told.stdout
+    assert "gate-up" not in told.stdout
+    assert json.loads(invoke(rules_about(*NAMES), "rules", "ffn/gate", "--format", "json").stdout)["name"] == "ffn/gate"
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("ffn/fused-ordr", "did you mean ffn/fused-order?"),
+        ("fused-ordr", "did you mean ffn/fused-order?"),
+        ("nrom", "did you mean norm?"),
+        ("xyzzy", "`glassblock rules` lists them"),
+    ],
+)
+def test_a_name_that_no_rule_has_is_refused_with_the_nearest(asked: str, hint: str):
+    refused = invoke(rules_about(*NAMES), "rules", asked)
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines() == [f"error: no rule has '{asked}' in its name", f"hint: {hint}"]
+
+
+JOBS = AuditList(
+    audits=tuple(
+        Audit(
+            id=f"{number:032x}",
+            operation=operation,
+            state=state,
+            checkpoint="organisation/a-model-of-a-long-name-7B",
+            progress=Progress(done=45, total=100),
+            created=datetime(2026, 11, 30, 9, number, tzinfo=UTC),
+        )
+        for number, (operation, state) in enumerate(
+            [("start_audit", "running"), ("norm_statistics", "succeeded"), ("compare_residuals", "cancelled")]
+        )
+    )
+)
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_no_column_of_the_jobs_is_cut(width: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", width)
+    service = FakeService({"GET /v1/audits?limit=20": JOBS})
+    with listening(service) as url:
+        told = invoke(None, "audits", "--url", url).stdout
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= int(width)
+    for job in JOBS.audits:
+        assert f"{job.id}  11-30 09:0" in told
+        assert job.state in told
+    assert "running 45%" in told
+    assert "succeeded 45%" not in told
+    words = "".join(told.split())
+    assert words.count("organisation/a-model") == 3 if width == "120" else "organisation" in told
+    assert "start_" not in told

@@ -107,3 +107,15 @@ def test_what_cannot_be_asked_is_an_error_and_no_failure(tmp_path: Path):
         assert_checkpoint_ok(tmp_path / "absent")
     with pytest.raises(InvalidValue, match="fail_on"):
         assert_checkpoint_ok(tmp_path, fail_on="note")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_family_of_ones_own_goes_to_the_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    row = tmp_path / "mine.toml"
+    row.write_text('like = "llama"\nname = "mine"\n')
+    service = audited(report())
+    with listening(service) as url:
+        monkeypatch.setenv("GLASSBLOCK_URL", url)
+        assert_checkpoint_ok("org/model", family_file=row)
+        with pytest.raises(InvalidValue, match="both given"):
+            assert_checkpoint_ok("org/model", family="llama", family_file=row)
+    assert service.sent()["family_row"] == {"like": "llama", "name": "mine"}

@@ -130,7 +130,7 @@ def test_run_sends_part_expert_and_text(checkpoint: Path) -> None:
         (["--tokens", "{tmp}/halves.npy"], "token ids are integers"),
         (["--tokens", "{tmp}/broken.json"], "cannot be read"),
         (["--tokens", "{tmp}/object.json"], "holds no list"),
-        (["--tokens", "{tmp}/empty.npy"], "cannot be read"),
+        (["--tokens", "{tmp}/empty.npy"], "is empty"),
     ],
     ids=["nothing", "two", "a word", "absent", "a suffix", "halves", "broken", "no list", "empty"],
 )

@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from served import free_port
 
 from deploy.dockerfile import ROOT, image
 
@@ -92,9 +92,7 @@ def test_without_its_folder_it_is_alive_but_not_ready_until_the_folder_is_there(
 def _service(folder: Path, **changed: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The image's entry point in the image's environment, its two folders and its address moved to this machine's."""
     last = image()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     moved = {
         "GLASSBLOCK_ROOTS": str(EXAMPLES),
         "GLASSBLOCK_DATA": str(folder),

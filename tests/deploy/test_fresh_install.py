@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from makers import tiny_checkpoint
+from served import free_port
 
 from deploy.dockerfile import ROOT
 
@@ -63,9 +64,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service that the tests' own interpreter runs, over one tiny checkpoint."""
     root = tmp_path_factory.mktemp("served")
     tiny_checkpoint("llama", root / "llama")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = ["serve", "--checkpoints", str(root), "--port", str(port), "--device", "cpu"]
     service = subprocess.Popen(
         [sys.executable, "-c", "from glassblock_client.cli import main; main()", *serve],

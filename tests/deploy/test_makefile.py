@@ -1,7 +1,9 @@
 """make: every target that a document names is there, each says what it does, and an old Python is refused plainly."""
 
+import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,20 @@ def test_a_python_that_is_absent_is_named(tmp_path: Path) -> None:
 def test_an_environment_of_ones_own_is_used_as_it_is() -> None:
     commands = _make("--dry-run", "PY=python3", "gpu-check")
     assert commands.stdout.split() == ["python3", "-m", "pytest", "-m", "gpu"]
+
+
+def test_smollm2_installs_what_it_imports_and_no_more(tmp_path: Path) -> None:
+    commands = _make("--dry-run", f"VENV={tmp_path}/.venv", "smollm2").stdout
+    (install,) = re.findall(r"-m pip install (.*)", commands)
+    packages = set(re.findall(r"(?<= )[a-z0-9]+(?= |$)", install.partition("constraints.txt")[2]))
+    tool = ast.parse((ROOT / "tools" / "smollm2.py").read_text())
+    imported = {name for node in ast.walk(tool) for name in _modules(node)} - sys.stdlib_module_names
+    assert packages == imported
+    assert all(f"{package}==" in (ROOT / "constraints.txt").read_text() for package in packages)
+
+
+def _modules(node: ast.AST) -> list[str]:
+    """The packages that a node imports."""
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").partition(".")[0]]
+    return [alias.name.partition(".")[0] for alias in node.names] if isinstance(node, ast.Import) else []

@@ -112,10 +112,10 @@ OTHERS = {
     "a config": ({"model_type": "llama"}, "it has no schema_version"),
     "a newer report": ({"schema_version": "2"}, "is of version '2'"),
     "a newer baseline": ({"baseline_version": 1}, "is of version 1"),
-    "half a report": ({"schema_version": "1", "findings": []}, "glassblock: Field required"),
+    "half a report": ({"schema_version": "1", "findings": []}, "glassblock is missing"),
     "a wrong level": (
         {"baseline_version": "1", "checkpoint": "x", "findings": [{"rule": "a/b", "level": "fatal"}]},
-        "findings.0.level: Input should be",
+        "findings.0.level: 'fatal' is none of 'error', ",
     ),
 }
 

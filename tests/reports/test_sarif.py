@@ -7,9 +7,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from glassblock.operations.tables import rules as rule_table
 from glassblock.reports.baseline import fingerprint
 from glassblock.reports.sarif import render_sarif
-from glassblock.wire.audits import Report
+from glassblock.wire.audits import Coverage, Report
+from glassblock.wire.tables import RuleList
 from jsonschema import Draft7Validator
 
 from reports.report_makers import (
@@ -31,8 +33,8 @@ def validator() -> Draft7Validator:
     return Draft7Validator(schema)
 
 
-def run_of(made: Report) -> dict[str, Any]:
-    log = json.loads(render_sarif(made))
+def run_of(made: Report, rules: RuleList | None = None) -> dict[str, Any]:
+    log = json.loads(render_sarif(made, rules=rules))
     errors = [f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator().iter_errors(log)]
     assert errors == []
     return log["runs"][0]
@@ -46,6 +48,31 @@ def run_of(made: Report) -> dict[str, Any]:
 def test_every_report_is_valid_against_the_schema_of_oasis(made: Report):
     run = run_of(made)
     assert len(run["results"]) == len(made.findings)
+
+
+def test_every_rule_is_told_in_its_own_words_and_what_to_do():
+    table = rule_table()
+    every = report(coverage=tuple(Coverage(rule=row.name, checked=1) for row in table.rules))
+    told = {rule["id"]: rule for rule in run_of(every, table)["tool"]["driver"]["rules"]}
+    for row in table.rules:
+        rule = told[row.name]
+        assert rule["shortDescription"]["text"] == row.what
+        assert rule["fullDescription"]["text"].startswith(row.what)
+        for words in (row.hurts, row.detection, f"glassblock rules {row.name}", "glassblock fix"):
+            assert _unescaped(words) in _unescaped(rule["help"]["text"])
+        assert rule["defaultConfiguration"]["level"] == row.level
+        assert "helpUri" not in rule
+    assert len({rule["shortDescription"]["text"] for rule in told.values()}) == len(table.rules)
+
+
+def test_a_rule_of_a_newer_service_is_told_by_its_name():
+    (rule,) = run_of(report(coverage=(Coverage(rule="new/rule", checked=1),)), rule_table())["tool"]["driver"]["rules"]
+    assert rule["shortDescription"]["text"] == "new/rule"
+    assert "glassblock rules new/rule" in rule["help"]["text"]
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("{{", "{").replace("}}", "}")
 
 
 def test_the_schema_is_one_that_can_fail():

@@ -5,6 +5,7 @@ before numpy, HTTP and the messages are loaded.
 """
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from glassblock.wire.printable import printable
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from glassblock_client.cli.options import in_words_of_options
 from glassblock_client.cli.streams import open_streams, settle_streams, tell
 
 NO_REPORT = 2
@@ -81,19 +83,28 @@ class CommandGroup(TyperGroup):
         super().__init__(**attributes)
         # What help, completion and "did you mean" show: name and summary, no module.
         self.commands = {row.name: TyperCommand(row.name, help=row.summary) for row in COMMANDS.values()}
+        self.loaded: TyperCommand | None = None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command to run, loaded."""
         name, command, rest = super().resolve_command(ctx, args)
         refuse_empty(args)
-        return name, None if command is None else load_command(COMMANDS[str(command.name)]), rest
+        if command is None:
+            return name, None, rest
+        self.loaded = load_command(COMMANDS[str(command.name)])
+        return name, self.loaded, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what it returns is the exit status."""
         try:
             status: int = super().invoke(ctx) or 0
             sys.stdout.flush()
+        except typer.BadParameter as usage:
+            in_our_words(usage)
+            raise
         except GlassblockError as error:
+            if self.loaded is not None:
+                in_words_of_options(error, options_of(self.loaded), str(self.loaded.name))
             complain(error)
             status = NO_REPORT
         except Terminated:
@@ -118,10 +129,26 @@ def load_command(row: Command) -> TyperCommand:
     """The command of a row, its module imported."""
     function = getattr(importlib.import_module(f"glassblock_client.cli.{row.module}"), row.name)
     alone = typer.Typer(add_completion=False)
-    alone.command(row.name)(function)
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    alone.command(row.name, help="\n\n".join(" ".join(lines.split()) for lines in paragraphs))(function)
     command = get_command(alone)
     assert isinstance(command, TyperCommand)  # noqa: S101  an app of one function makes a command, not a group
     return command
+
+
+def options_of(command: TyperCommand) -> dict[str, str]:
+    """The options of a command by their parameter: `token_ids` is `--token-ids`."""
+    long = {str(param.name): [name for name in param.opts if name.startswith("--")] for param in command.params}
+    return {name: names[0] for name, names in long.items() if names}
+
+
+def in_our_words(usage: typer.BadParameter) -> None:
+    """What is wrong with the value of an option, as the service says it of a field."""
+    from glassblock.wire.wanted import sentence  # noqa: PLC0415  loads pydantic, which --help does not need
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    if isinstance(usage.__cause__, ValidationError):
+        usage.message = f"{sentence(usage.__cause__.errors(include_url=False)[:1]).rstrip('.')}."
 
 
 def refuse_empty(words: Sequence[str]) -> None:
@@ -143,9 +170,10 @@ def refuse_empty(words: Sequence[str]) -> None:
 
 def complain(error: GlassblockError) -> None:
     """One line for what is wrong and one for what to do, on stderr."""
-    known = f"; known: {known_names(error)}" if error.known else ""
+    told = all(repr(name) in error.message for name in error.known)
+    known = f"; known: {known_names(error)}" if error.known and not told else ""
     tell(printable(f"error: {error.message}{known}"))
-    if error.hint:
+    if error.hint and error.hint.removeprefix("see ") not in known:
         tell(printable(f"hint: {error.hint}"))
 
 
@@ -154,6 +182,8 @@ def known_names(error: GlassblockError) -> str:
 
     >>> known_names(InvalidValue("no rule 'norm/ofset'", known=("norm/offset", "norm/role")))
     'norm/offset, norm/role'
+    >>> known_names(InvalidValue("no rule 'gate'", field="rules", known=("ffn/gate-up", *map(str, range(99)))))
+    'ffn/gate-up and 99 more: `glassblock rules` lists them'
     >>> known_names(InvalidValue("no family 'lama'", field="family", known=("gemma", "llama", *map(str, range(99)))))
     'llama and 100 more: `glassblock families` lists them'
     """
@@ -165,7 +195,10 @@ def known_names(error: GlassblockError) -> str:
         for words in quoted[:QUOTED]
         for word in words
         if word
-        for name in get_close_matches(word[:QUOTED_CHARACTERS], error.known, n=NEAR)
+        for name in (
+            *get_close_matches(word[:QUOTED_CHARACTERS], error.known, n=NEAR),
+            *(known for known in error.known if word in known),
+        )
     )
     told = list(near)[:NEAR] or list(error.known[:NEAR])
     listed_by = "families" if isinstance(error, UnknownFamily) else LISTED_BY.get((error.field or "").split(".")[-1])

@@ -3,11 +3,12 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from glassblock.errors import InvalidValue
+from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.reports import REPORTS
 from glassblock.reports.baseline import baseline_of, compared, read_baseline, written
 from glassblock.wire.audits import Report
@@ -130,8 +131,9 @@ def audit(
     given = {} if token_ids is text is tokens is None else chosen_text(token_ids, text, tokens)
     config = None if against is None else read_json_object(config_in(against), option="--against")
     references = reference or []
+    beside = ("--captures", captures), *(("--reference", other) for other in references)
     with (
-        connected_to_all(context, path, (captures, *references), url=url, timeout=timeout, device=device) as (
+        connected_to_all(context, path, beside, url=url, timeout=timeout, device=device) as (
             client,
             name,
             (recorded, *named),
@@ -151,6 +153,10 @@ def audit(
             **given,
             on_progress=on_progress,
         )
+        table = None
+        if REPORTS[report_format].explains:
+            with suppress(GlassblockError):  # the report is there, and is not lost for want of its rules' words
+                table = client.rules()
     if known is not None:
         report = compared(report, known, name=str(baseline))
     if write_baseline is not None:
@@ -167,9 +173,9 @@ def audit(
         ("--url", url),
     )
     if output is None:
-        sys.stdout.write(render(report, width=columns(), colour=coloured(), asked=asked))
+        sys.stdout.write(render(report, width=columns(), colour=coloured(), asked=asked, rules=table))
     else:
-        write_whole(output, [render(report, width=FILE_COLUMNS, asked=asked).encode()])
+        write_whole(output, [render(report, width=FILE_COLUMNS, asked=asked, rules=table).encode()])
         tell(f"{outcome(report)}: the report is in {output}")
     return exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive)
 

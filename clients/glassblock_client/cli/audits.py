@@ -137,22 +137,22 @@ def _ended(audit: Audit) -> Audit:
 
 
 def _table(found: AuditList) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for title in ("id", "operation", "state", "done", "created"):
+    """Four columns, so that at 80 characters none but the last is ever broken into lines, and none is cut."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    for title in ("id", "created", "state"):
         table.add_column(title, no_wrap=True)
-    table.add_column("checkpoint", overflow="fold")
+    table.add_column("job", overflow="fold")
     for audit in found.audits:
         table.add_row(
             audit.id,
-            printable(audit.operation),
-            Text(audit.state, STYLES[audit.state]),
-            _progress(audit),
             "" if audit.created is None else f"{audit.created:%m-%d %H:%M}",
-            printable(audit.checkpoint),
+            Text(" ".join((audit.state, *_progress(audit))), STYLES[audit.state]),
+            printable(" ".join((audit.operation.removeprefix("start_"), audit.checkpoint)).rstrip()),
         )
     return table
 
 
-def _progress(audit: Audit) -> str:
+def _progress(audit: Audit) -> tuple[str, ...]:
+    """How much of it is done, while that says something."""
     done, total = audit.progress.done, audit.progress.total
-    return f"{done / total:.0%}" if total else ""
+    return (f"{done / total:.0%}",) if total and audit.state in {"running", "failed", "cancelled"} else ()

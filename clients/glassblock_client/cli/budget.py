@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glassblock_client.cli.connection import DeviceOption, TimeoutOption, UrlOption, connected, connected_to
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import show
 
@@ -21,7 +22,7 @@ Sizes = str | None
 def budget(
     context: typer.Context,
     path: Annotated[
-        str | None, typer.Argument(metavar="[PATH]", help="Take the sizes from this checkpoint.", show_default=False)
+        str | None, typer.Argument(metavar="PATH", help="Take the sizes from this checkpoint.", show_default=False)
     ] = None,
     *,
     d_model: Annotated[Sizes, typer.Option(metavar="N,...", help="Model width.", show_default=False)] = None,
@@ -35,6 +36,9 @@ def budget(
         typer.Option(help="Of weights and activations; the checkpoint's own, else bfloat16.", show_default=False),
     ] = None,
     multiple_of: Annotated[int, typer.Option(help="Round the equal-parameter width up to this.")] = 256,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
+    tower: TowerOption = None,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
     timeout: TimeoutOption = None,
@@ -46,7 +50,9 @@ def budget(
     """
     sizes = {"d_model": d_model, "d_ff": d_ff, "batch": batch, "tokens": tokens}
     counts = {name: None if text is None else counts_of(name, text) for name, text in sizes.items()}
+    row = read_family_row(family, family_file)
     if path is None:
+        _require_sizes(d_model=d_model, d_ff=d_ff, kind=kind)
         with connected(context, url=url, timeout=timeout, device=device) as client:
             answer = client.budgets(
                 d_model=counts["d_model"],
@@ -62,6 +68,9 @@ def budget(
         with connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name):
             answer = client.budgets(
                 checkpoint=name,
+                family=family,
+                family_row=row,
+                tower=tower,
                 d_model=counts["d_model"],
                 d_ff=counts["d_ff"],
                 kind=kind,
@@ -75,6 +84,16 @@ def budget(
         sys.stdout.write(answer.model_dump_json(indent=2) + "\n")
     else:
         show([_sweep_table(answer) if answer.sweep else _count_table(answer), Text(f"\n{answer.note}", "dim")])
+
+
+def _require_sizes(**sizes: str | None) -> None:
+    for name, value in sizes.items():
+        if value is None:
+            raise InvalidValue(
+                f"--{name.replace('_', '-')} is missing",
+                field=name,
+                hint="give --d-model, --d-ff and --kind, or a checkpoint to take them from",
+            )
 
 
 def counts_of(option: str, text: str) -> int | list[int]:
@@ -98,7 +117,7 @@ def _count_table(budget: Budget) -> Table:
     grid.add_column(overflow="fold")
     rows = [
         ("block", f"{budget.kind}, d_model {budget.d_model:,}, d_ff {budget.d_ff:,}, {budget.dtype}"),
-        ("input", f"{budget.batch:,} × {budget.tokens:,} tokens, {budget.layers:,} layer(s)"),
+        ("input", f"{budget.batch:,} × {budget.tokens:,} tokens, {budget.layers:,} layer{'s' * (budget.layers != 1)}"),
         ("parameters", f"{budget.parameters:,} ({byte_count(budget.parameter_bytes)})"),
         ("per layer", f"{budget.parameters_per_layer:,}"),
         ("per token", f"{budget.macs_per_token:,} MACs, {budget.flops_per_token:,} FLOPs, in each layer"),

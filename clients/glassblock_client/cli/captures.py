@@ -46,11 +46,13 @@ def read_captures(path: Path, layer: int | None, *, option: str = "--captures") 
 
 
 def _tensors(file: Path, asked: int | None, *, option: str) -> Iterator[tuple[int, str, WireTensor]]:
+    if not file.stat().st_size:
+        raise _refused(option, file, "is empty")
     named = layer_of_file(file.stem)
     of_file = asked if named is None else named
     try:
         _, tensors = read_tensors(np.memmap(file, np.uint8, mode="r").data)
-    except (ValueError, EOFError) as fault:  # numpy: an empty file
+    except (ValueError, EOFError) as fault:
         raise _refused(option, file, f"cannot be read: {fault}") from fault
     except InvalidValue as fault:
         fault.message = f"{option}: {file}: {fault.message}"

@@ -24,7 +24,7 @@ def checkpoints(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]", help="Without a service: the folder to look under.", file_okay=False, show_default=False
+            metavar="DIR", help="Without a service: the folder to look under.", file_okay=False, show_default=False
         ),
     ] = None,
     *,

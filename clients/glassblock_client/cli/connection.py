@@ -8,16 +8,19 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 import typer
-from glassblock.errors import AccessRefused, InvalidValue, ServiceUnavailable, UnknownCheckpoint
+from glassblock.errors import HINT_AS_JOB, AccessRefused, InvalidValue, ServiceUnavailable, TooLarge, UnknownCheckpoint
 
 from glassblock_client.backend import httpx
 from glassblock_client.cli.app import INTERRUPTED, TERMINATED, Terminated
 from glassblock_client.cli.screen import working
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
+from glassblock_client.jobs import OnProgress
+
+ResultT = TypeVar("ResultT")
 
 GRACE_SECONDS = 1.0
 """After Ctrl-C, for a service in this process to let go of its work."""
@@ -111,6 +114,18 @@ def connected(
             raise
 
 
+def as_job_where_long(
+    client: Client, ask: Callable[[Client], ResultT], on_progress: OnProgress | None = None
+) -> ResultT:
+    """What `ask` asks, at once; as a job where that takes longer than the service lets a caller wait."""
+    try:
+        return ask(client)
+    except TooLarge as refusal:
+        if not (refusal.hint or "").startswith(HINT_AS_JOB):
+            raise
+        return ask(client.as_job(on_progress))
+
+
 @contextmanager
 def _prompt_end() -> Generator[Callable[[KeyboardInterrupt], None]]:
     """Ctrl-C or SIGTERM, and at most GRACE_SECONDS for what then unwinds: a cancelled audit, scratch files.
@@ -169,41 +184,42 @@ def connected_to(
 def connected_to_all(
     context: typer.Context,
     path: str,
-    others: Sequence[str | None],
+    others: Sequence[tuple[str, str | None]],
     *,
     url: str | None,
     timeout: float | None,
     device: str | None,
 ) -> Generator[tuple[Client, str, list[str | None]]]:
-    """As `connected_to`, and the names of whatever else is given: another checkpoint, captures.
+    """As `connected_to`, and the names of whatever else is given: another checkpoint, captures, each with its option.
 
     Raises:
         UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of any of them.
     """
     if url:
         with connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name):
-            yield client, name, [_there(other) for other in others]
+            yield client, name, [_there(other) for _, other in others]
         return
-    roots, (name, *names) = roots_of_all([path, *(other for other in others if other is not None)])
+    given = [(option, other) for option, other in others if other is not None]
+    roots, (name, *names) = roots_of_all(path, given)
     named = iter(names)
     with connected(context, roots, url=None, timeout=timeout, device=device) as client:
-        yield client, name, [None if other is None else next(named) for other in others]
+        yield client, name, [None if other is None else next(named) for _, other in others]
 
 
 def _there(name: str | None) -> str | None:
     return None if name is None else name.rstrip("/") or name
 
 
-def roots_of_all(paths: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
-    """Folders that hold all of these, and their names in there.
+def roots_of_all(path: str, others: Sequence[tuple[str, str]]) -> tuple[list[Path], tuple[str, ...]]:
+    """Folders that hold a checkpoint and what is given beside it, each with its option; and their names in there.
 
     Raises:
         UnknownCheckpoint, AccessRefused, InvalidValue: as `connected_to`, of any of them.
     """
     roots: list[Path] = []
     names: list[str] = []
-    for path in paths:
-        root, name = root_and_name(path)
+    for option, given in (("", path), *others):
+        root, name = root_and_name(given, option=option)
         if any(other != root and (other / name).exists() for other in roots):
             # A name is looked for under the first root first: this one is named from a folder above all.
             above = Path(os.path.commonpath([root, *roots]))
@@ -213,29 +229,32 @@ def roots_of_all(paths: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
     return roots, tuple(names)
 
 
-def root_and_name(path: str) -> tuple[Path, str]:
-    """The folder that holds the checkpoint, and its name in there.
+def root_and_name(path: str, *, option: str = "") -> tuple[Path, str]:
+    """The folder that holds the checkpoint, or what `option` gives, and its name in there.
 
     Links are followed, so that the checkpoint lies under its root: for a file only where the link
     leads to a .safetensors file, because a Hugging Face cache keeps the name on the link alone.
     """
-    given = Path(path)
+    given, of_option = Path(path), f"{option}: " if option else ""
     try:
         real = given.resolve(strict=True)
     except FileNotFoundError:
         raise UnknownCheckpoint(
-            f"there is no {path!r}", hint="give a folder or a .safetensors file; with --url, a name at the service"
+            f"{of_option}there is no {path!r}",
+            hint="give a folder or a .safetensors file; with --url, a name at the service",
         ) from None
     except (OSError, RuntimeError, ValueError) as fault:  # RuntimeError: links in a circle
-        raise AccessRefused(f"{path!r} cannot be looked at: {fault}", hint="check its permissions") from fault
+        raise AccessRefused(
+            f"{of_option}{path!r} cannot be looked at: {fault}", hint="check its permissions"
+        ) from fault
     if real.is_file() and real.suffix != ".safetensors":
         real = given.parent.resolve() / given.name
     if not real.name:
-        raise InvalidValue("the root of the file system is no checkpoint", field="PATH")
+        raise InvalidValue(f"{of_option}the root of the file system is no checkpoint", field="PATH")
     if odd := UNSPEAKABLE.search(real.name):
         raise InvalidValue(
-            f"{real.name!r} has {odd.group()!r} in its name; a checkpoint's name is part of a URL and of every report,"
-            " and holds no backslash, no control character and nothing but UTF-8",
+            f"{of_option}{real.name!r} has {odd.group()!r} in its name; a checkpoint's name is part of a URL and of"
+            " every report, and holds no backslash, no control character and nothing but UTF-8",
             field="PATH",
             hint="rename it",
         )

@@ -136,7 +136,7 @@ def _roots() -> Iterator[Check]:
 def _largest_file(root: Path) -> Path | None:
     """Among the first FILES weights below `root`: a store of thousands need not be walked to the end."""
     if not root.is_dir():
-        raise NotADirectoryError("is no folder")
+        raise NotADirectoryError("is no folder" if os.path.lexists(root) else "does not exist")
     files = (Path(folder) / name for folder, _, names in os.walk(root) for name in names if name.endswith(SUFFIX))
     return max(islice(files, FILES), key=lambda file: file.stat().st_size, default=None)
 

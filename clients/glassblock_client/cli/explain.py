@@ -3,8 +3,9 @@
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from glassblock.wire.audits import Progress
@@ -15,10 +16,19 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from glassblock_client.cli.captures import read_captures
-from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.captures import Stages, read_captures
+from glassblock_client.cli.connection import (
+    CheckpointArgument,
+    DeviceOption,
+    TimeoutOption,
+    UrlOption,
+    as_job_where_long,
+    connected_to,
+)
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import show
+from glassblock_client.client import Client
 from glassblock_client.progress import progress_bar
 
 STATUS: dict[Verdict, int] = {"as-declared": 0, "explained": 1, "indistinguishable": 3, "unexplained": 3}
@@ -48,6 +58,9 @@ def explain(
         typer.Option(help="Layer, counted from 0; all that were recorded when left out.", show_default=False),
     ] = None,
     pairs: Annotated[bool, typer.Option(help="Look for two mistakes where one explains nothing.")] = True,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
+    tower: TowerOption = None,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
     timeout: TimeoutOption = None,
@@ -65,6 +78,7 @@ def explain(
 
     3: several explain them alike, or none does.
     """
+    row = read_family_row(family, family_file)
     recorded = read_captures(captures, layer)
     answers: list[ExplainAnswer] = []
     with (
@@ -73,7 +87,8 @@ def explain(
     ):
         for done, (number, stages) in enumerate(recorded.items()):
             on_progress(Progress(done=done, total=len(recorded), message=f"layer {number}"))
-            answers.append(client.explain_block(name, number, stages, pairs=pairs))
+            ask = partial(_asked, name, number, stages, family=family, family_row=row, tower=tower, pairs=pairs)
+            answers.append(as_job_where_long(client, ask))
             if answers[-1].verdict != "as-declared":
                 break
     last = answers[-1]
@@ -82,6 +97,10 @@ def explain(
     else:
         show(_of_all(answers) if len(recorded) > 1 else _told(last))
     return STATUS[last.verdict]
+
+
+def _asked(name: str, layer: int, stages: Stages, client: Client, **how: Any) -> ExplainAnswer:
+    return client.explain_block(name, layer, stages, **how)
 
 
 def _as_json(answers: list[ExplainAnswer], *, asked: int | None) -> str:

@@ -86,6 +86,8 @@ def read_x(path: Path, *, option: str = "--input") -> WireTensor:
         raise _refused(option, path, "is a folder")
     if path.suffix not in {".npy", ".safetensors"}:
         raise _refused(option, path, "is neither .npy nor .safetensors")
+    if not path.stat().st_size:
+        raise _refused(option, path, "is empty")
     try:
         if path.suffix == ".npy":
             return wire_from_array(np.load(path, mmap_mode="r", allow_pickle=False), field=option)
@@ -93,7 +95,7 @@ def read_x(path: Path, *, option: str = "--input") -> WireTensor:
     except (ValueError, EOFError) as fault:  # numpy: an empty file, a pickle, a damaged header
         raise _refused(option, path, f"cannot be read: {fault}") from fault
     except InvalidValue as fault:
-        fault.message = f"{path}: {fault.message}"
+        fault.message = f"{option}: {path}: {fault.message}"
         raise
     if "x" not in tensors:
         raise InvalidValue(

@@ -20,6 +20,7 @@ from glassblock_client.cli.connection import (
     DeviceOption,
     TimeoutOption,
     UrlOption,
+    as_job_where_long,
     connected,
     door,
     root_and_name,
@@ -110,16 +111,20 @@ def fix(
                 raise InvalidValue("--in-place has no effect with --url", field="in_place")
             with connected(context, url=url, timeout=timeout, device=device) as client:
                 name = None if output is None else str(output)
-                answer = client.repair(
-                    path.rstrip("/") or path,
-                    output=name,
-                    dry_run=dry_run,
-                    rules=chosen,
-                    reference=reference,
-                    against=config,
-                    against_name=against_name,
-                    family=family,
-                    family_row=row,
+                answer = as_job_where_long(
+                    client,
+                    lambda asked: asked.repair(
+                        path.rstrip("/") or path,
+                        output=name,
+                        dry_run=dry_run,
+                        rules=chosen,
+                        reference=reference,
+                        against=config,
+                        against_name=against_name,
+                        family=family,
+                        family_row=row,
+                    ),
+                    on_progress,
                 )
         else:
             if timeout is not None:
@@ -128,7 +133,7 @@ def fix(
                 root, name = root_and_name(path)
                 roots, other = [root], None
             else:
-                roots, (name, other) = roots_of_all((path, reference))
+                roots, (name, other) = roots_of_all(path, [("--reference", reference)])
             place = None if output is None else Path(os.path.abspath(output))  # noqa: PTH100  links stay
             request = compose(
                 RepairRequest,

@@ -133,6 +133,8 @@ def read_token_ids(file: Path) -> list[Any]:
         raise InvalidValue(f"--tokens: {file} is no file", field="token_ids", hint="give a .json, .npy or .safetensors")
     if file.stat().st_size > MAX_FILE_BYTES:
         raise InvalidValue(f"--tokens: {file} is larger than {MAX_FILE_BYTES:,} bytes", field="token_ids")
+    if not file.stat().st_size:
+        raise InvalidValue(f"--tokens: {file} is empty", field="token_ids")
     try:
         if file.suffix == ".json":
             found: object = json.loads(file.read_text(encoding="utf-8"))
@@ -151,7 +153,7 @@ def read_token_ids(file: Path) -> list[Any]:
                 field="token_ids",
                 hint="give it one of these endings",
             )
-    except (ValueError, EOFError, RecursionError) as fault:  # numpy: an empty file
+    except (ValueError, EOFError, RecursionError) as fault:
         raise InvalidValue(f"--tokens: {file} cannot be read: {fault}", field="token_ids") from fault
     if not isinstance(found, list):
         raise InvalidValue(f"--tokens: {file} holds no list of token ids", field="token_ids")

@@ -20,6 +20,7 @@ from glassblock.wire.jacobians import (
 from glassblock.wire.values import BytesRead, PlacementName, Sample
 
 from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.files import require_writable, write_whole
 from glassblock_client.cli.inputs import SampleOption, SeedOption, TextOption, TokensOption, chosen_text
 from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_matplotlib
@@ -42,6 +43,9 @@ def jacobian(
     layers: Annotated[
         str | None, typer.Option(metavar="0-29|3,7,...", help="Which layers; all when left out.", show_default=False)
     ] = None,
+    family: FamilyOption = None,
+    family_file: FamilyFileOption = None,
+    tower: TowerOption = None,
     part: Annotated[JacobianPart, typer.Option(help="Which function is differentiated.")] = "block",
     expert: Annotated[
         str | None,
@@ -112,6 +116,7 @@ def jacobian(
     if plot is not None:
         require_matplotlib(plot)
         require_writable(plot, option="--plot")
+    row = read_family_row(family, family_file)
     given = None if input_file is None else read_layer_inputs(input_file)
     if sum(source is not None for source in (input_file, token_ids, text, tokens, sample)) != 1:
         raise InvalidValue(
@@ -130,7 +135,8 @@ def jacobian(
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         progress_bar(f"differentiating {name}") as advance,
     ):
-        chosen = tuple(range(_layer_count(client, name))) if layers is None else numbers_of(layers, "--layers")
+        counted = family is not None or row is not None or tower is not None
+        chosen = _chosen_layers(client, name, layers, given, counted=counted)
 
         def ask(
             asked: Sequence[int],
@@ -141,11 +147,14 @@ def jacobian(
         ) -> JacobiansAnswer:
             return of.jacobians(
                 name,
-                asked,
+                asked or None,
+                family=family,
+                family_row=row,
+                tower=tower,
                 part=part,
                 expert=network,
                 placement=places,
-                x=None if given is None else given.of(asked[0]),
+                x=None if given is None else given.of(asked[0] if asked else 0),
                 states=states,
                 **worded,
                 sample=drawn,
@@ -171,7 +180,12 @@ def jacobian(
 def _asked(
     ask: Callable[..., JacobiansAnswer], layers: Sequence[int], advance: OnProgress, *, depth: bool, as_job: Client
 ) -> list[JacobiansAnswer]:
-    """The chain where it is wanted, then layer by layer; of a text that is run, what comes after the first at once."""
+    """The chain where it is wanted, then layer by layer; of a text that is run, what comes after the first at once.
+
+    Where the layers are for the service to count, all at once.
+    """
+    if not layers:
+        return [ask((), as_job, depth=depth)]
     answers: list[JacobiansAnswer] = []
     if depth:  # first: what it refuses is told before the rest is worked on
         advance(Progress(done=0, total=len(layers) + 1, message="depth"))
@@ -193,7 +207,7 @@ def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> 
     notes = dict.fromkeys(note for answer in answers for note in answer.notes)
     layers = tuple(layer for answer in answers for layer in answer.layers)
     own = first.states == "reached" or (given is not None and given.per_layer)
-    if not own and len({layer.layer for layer in layers}) > 1:
+    if not own and len(answers) > 1 and len({layer.layer for layer in layers}) > 1:  # of one, the service says it
         notes |= {"x: every layer was given the same rows; only the first is entered by them in the model": None}
     ids = first.token_ids if given is None else given.token_ids
     every = (layer for layer in layers if layer.tokens and layer.rows is None)
@@ -213,10 +227,31 @@ def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> 
     )
 
 
+def _chosen_layers(
+    client: Client, name: str, layers: str | None, given: LayerInputs | None, *, counted: bool
+) -> tuple[int, ...]:
+    """Which layers; none where all are meant and only the service can count them: of another family than the config's.
+
+    Raises:
+        InvalidValue: `--layers` is none, or is needed.
+    """
+    if layers is not None:
+        return numbers_of(layers, "--layers")
+    if not counted:
+        return tuple(range(_layer_count(client, name)))
+    if given is not None and given.per_layer:
+        raise InvalidValue("--input holds a tensor for each layer", field="--layers", hint="give --layers too")
+    return ()
+
+
 def _layer_count(client: Client, name: str) -> int:
     layers = client.checkpoint(name).layers
     if not layers:
-        raise InvalidValue(f"{name} does not say how many layers it has", field="--layers", hint="name them")
+        raise InvalidValue(
+            f"{name} does not say how many layers it has",
+            field="--layers",
+            hint="give --layers, or --family where its config names none",
+        )
     return layers
 
 

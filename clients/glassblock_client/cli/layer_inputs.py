@@ -63,7 +63,7 @@ def read_layer_inputs(path: Path, *, option: str = "--input") -> LayerInputs:
         try:
             _, tensors = read_tensors(np.memmap(path, np.uint8, mode="r").data)
         except InvalidValue as fault:
-            fault.message = f"{path}: {fault.message}"
+            fault.message = f"{option}: {path}: {fault.message}"
             raise
         found = {name: tensor for name, tensor in tensors.items() if PER_LAYER.fullmatch(name) or name == "token_ids"}
         if "x" in tensors or not found.keys() - {"token_ids"}:

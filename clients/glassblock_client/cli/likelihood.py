@@ -15,7 +15,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.connection import (
+    CheckpointArgument,
+    DeviceOption,
+    TimeoutOption,
+    UrlOption,
+    as_job_where_long,
+    connected_to,
+)
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.inputs import TextOption, TokenIdsOption, TokensOption, chosen_text
 from glassblock_client.cli.run import FormatOption
@@ -53,7 +60,9 @@ def likelihood(
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         working(f"reading {name}"),
     ):
-        answer = client.likelihoods(name, dtype=dtype, family=family, family_row=row, **given)
+        answer = as_job_where_long(
+            client, lambda asked: asked.likelihoods(name, dtype=dtype, family=family, family_row=row, **given)
+        )
     if answer_format == "json":
         sys.stdout.write(answer.model_dump_json(indent=2) + "\n")
     else:

@@ -10,7 +10,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.connection import (
+    CheckpointArgument,
+    DeviceOption,
+    TimeoutOption,
+    UrlOption,
+    as_job_where_long,
+    connected_to,
+)
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.inputs import (
     InputOption,
@@ -60,15 +67,18 @@ def norms(
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         working(f"looking at {norm}"),
     ):
-        reply = client.norm_statistics(
-            checkpoint=name,
-            family=family,
-            family_row=row,
-            tower=tower,
-            layer=layer,
-            norm=norm,
-            return_tensors=answer_format == "text",
-            **given,
+        reply = as_job_where_long(
+            client,
+            lambda asked: asked.norm_statistics(
+                checkpoint=name,
+                family=family,
+                family_row=row,
+                tower=tower,
+                layer=layer,
+                norm=norm,
+                return_tensors=answer_format == "text",
+                **given,
+            ),
         )
     if answer_format == "json":
         sys.stdout.write(reply.answer.model_dump_json(indent=2) + "\n")

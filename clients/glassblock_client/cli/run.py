@@ -15,7 +15,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, TimeoutOption, UrlOption, connected_to
+from glassblock_client.cli.connection import (
+    CheckpointArgument,
+    DeviceOption,
+    TimeoutOption,
+    UrlOption,
+    as_job_where_long,
+    connected_to,
+)
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.files import require_writable, write_whole
 from glassblock_client.cli.inputs import (
@@ -127,18 +134,21 @@ def run(
         connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name),
         working(f"running layer {layer}"),
     ):
-        reply = client.run_block(
-            name,
-            layer,
-            part=part,
-            expert=expert_of(expert),
-            capture=cast("tuple[RunStage, ...] | None", stages),
-            overrides=overrides,
-            family=family,
-            family_row=row,
-            tower=tower,
-            return_tensors=output is not None,
-            **given,
+        reply = as_job_where_long(
+            client,
+            lambda asked: asked.run_block(
+                name,
+                layer,
+                part=part,
+                expert=expert_of(expert),
+                capture=cast("tuple[RunStage, ...] | None", stages),
+                overrides=overrides,
+                family=family,
+                family_row=row,
+                tower=tower,
+                return_tensors=output is not None,
+                **given,
+            ),
         )
     if output is not None:
         tensors = {stage: wire_from_array(array, field=stage) for stage, array in reply.tensors.items()}
@@ -147,17 +157,19 @@ def run(
     if answer_format == "json":
         sys.stdout.write(reply.answer.model_dump_json(indent=2) + "\n")
     else:
-        show([_facts(reply.answer), Text(), _stage_table(reply.answer)])
+        show([_facts(reply.answer), *([Text(), _stage_table(reply.answer)] if reply.answer.stages else [])])
 
 
 def _facts(answer: BlockRunAnswer) -> Table:
     error = answer.recombination_error
     activation = [] if answer.activation is None else [told(answer.activation)]
     where = "" if answer.part == "ffn" else f", {answer.part}"
+    dtypes = {statistics.dtype for statistics in answer.stages.values()}
     rows = [
         ("family", f"{answer.family} (verified: {answer.verified})"),
         ("run as", ", ".join((f"{answer.placement}-norm", *activation, f"{answer.compute_dtype} on {answer.device}"))),
         *((f"eps {norm}", told(eps)) for norm, eps in answer.eps.items()),
+        *([("stages", f"all in {dtypes.pop()}")] if len(dtypes) == 1 else []),
         *([("changed", _changes(answer))] if answer.overrides else []),
         ("size", f"{answer.parameters:,} parameters, {answer.hidden_elements:,} hidden elements"),
         ("read", f"{byte_count(answer.read.bytes)} in {answer.read.tensors} tensor{'s' * (answer.read.tensors != 1)}"),
@@ -191,7 +203,9 @@ def _stage_table(answer: BlockRunAnswer) -> Table:
     troubles = {stage: _trouble(statistics) for stage, statistics in answer.stages.items()}
     table.add_column("stage", no_wrap=True)
     table.add_column("shape", no_wrap=True)
-    table.add_column("type")
+    several = len({statistics.dtype for statistics in answer.stages.values()}) > 1
+    if several:
+        table.add_column("type", no_wrap=True)
     for title in ("mean", "rms", "min", "max"):
         table.add_column(title, justify="right", no_wrap=True)
     if any(troubles.values()):
@@ -199,7 +213,8 @@ def _stage_table(answer: BlockRunAnswer) -> Table:
     for stage, statistics in answer.stages.items():
         numbers = (statistics.mean, statistics.rms, statistics.min, statistics.max)
         shape = "×".join(str(axis) for axis in statistics.shape)
-        cells = [Text(stage, "bold"), shape, statistics.dtype, *(f"{number:.4g}" for number in numbers)]
+        dtype = [statistics.dtype] if several else []
+        cells = [Text(stage, "bold"), shape, *dtype, *(f"{number:.4g}" for number in numbers)]
         table.add_row(*cells, *([Text(troubles[stage], "red")] if any(troubles.values()) else []))
     return table
 

@@ -20,6 +20,7 @@ from glassblock_client.cli.connection import (
     DeviceOption,
     TimeoutOption,
     UrlOption,
+    as_job_where_long,
     connected,
     door,
     root_and_name,
@@ -77,8 +78,11 @@ def selftest(
 
         if url:
             with connected(context, url=url, timeout=timeout, device=device) as client:
-                answer = client.selftest(
-                    path.rstrip("/") or path, rules=chosen, layers=numbers, family=family, family_row=row
+                name = path.rstrip("/") or path
+                answer = as_job_where_long(
+                    client,
+                    lambda asked: asked.selftest(name, rules=chosen, layers=numbers, family=family, family_row=row),
+                    on_progress,
                 )
         else:
             if timeout is not None:
@@ -98,7 +102,8 @@ def selftest(
 
 
 def _told(answer: SelftestAnswer) -> Iterator[RenderableType]:
-    yield Text(printable(f"{answer.checkpoint} ({answer.family}, {len(answer.layers)} layers planted in)"), "bold")
+    count = f"{len(answer.layers)} layer{'s' * (len(answer.layers) != 1)}"
+    yield Text(printable(f"{answer.checkpoint} ({answer.family}, {count} planted in)"), "bold")
     if answer.healthy:
         yield Text(printable(f"before anything was planted: findings of {', '.join(answer.healthy)}"), "yellow")
     yield Text()
@@ -111,10 +116,8 @@ def _told(answer: SelftestAnswer) -> Iterator[RenderableType]:
         outcome = Text(told.outcome, COLOURS[told.outcome])
         table.add_row(printable(told.description), outcome, _sensitivity(told), printable(", ".join(told.fired)))
     yield table
-    yield Text()
-    for told in answer.mistakes:
-        if told.reason:
-            yield Text(printable(f"{told.mistake}: {told.reason}"), "dim")
+    reasons = [Text(printable(f"{told.mistake}: {told.reason}"), "dim") for told in answer.mistakes if told.reason]
+    yield from [Text(), *reasons] if reasons else []
     tried = [told for told in answer.mistakes if told.outcome != "not-applicable"]
     found = sum(told.outcome == "found" for told in tried)
     yield Text()

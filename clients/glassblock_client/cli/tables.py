@@ -43,7 +43,12 @@ def families(
 
 def rules(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain this one.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Explain this one, or list those with this in their name.", show_default=False
+        ),
+    ] = None,
     *,
     answer_format: FormatOption = "text",
     url: UrlOption = None,
@@ -53,16 +58,12 @@ def rules(
     """List the rules of the audit, or explain one."""
     with _told_where(url, "docs/rules.md"), connected(context, url=url, timeout=timeout, device=device) as client:
         known = client.rules()
-    if name is not None:
-        rule = _named(known, name)
-        if answer_format == "json":
-            sys.stdout.write(rule.model_dump_json(indent=2) + "\n")
-        else:
-            show(_explained(rule))
-    elif answer_format == "json":
-        sys.stdout.write(known.model_dump_json(indent=2) + "\n")
+    exact = next((row for row in known.rules if row.name == name), None)
+    listed = known if name is None or exact is not None else _with_in_name(known, name)
+    if answer_format == "json":
+        sys.stdout.write((exact or listed).model_dump_json(indent=2) + "\n")
     else:
-        show(_rule_lines(known))
+        show(_rule_lines(listed) if exact is None else _explained(exact))
 
 
 @contextmanager
@@ -119,10 +120,18 @@ def _explained(rule: RuleRow) -> list[Text | Padding]:
     return parts
 
 
-def _named(known: RuleList, name: str) -> RuleRow:
-    by_name = {rule.name: rule for rule in known.rules}
-    if name in by_name:
-        return by_name[name]
-    near = get_close_matches(name, by_name, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "`glassblock rules` lists them"
-    raise InvalidValue(f"no rule {name!r}", field="NAME", hint=hint)
+def _with_in_name(known: RuleList, part: str) -> RuleList:
+    """The rules with `part` in their name.
+
+    Raises:
+        InvalidValue: there is none; it tells those with the nearest names.
+    """
+    found = tuple(row for row in known.rules if part.lower() in row.name)
+    if found:
+        return known.model_copy(update={"rules": found})
+    names = {row.name: row.name for row in known.rules}
+    meant = {name.partition("/")[0]: name.partition("/")[0] for name in names}
+    meant |= {name.partition("/")[2]: name for name in names} | names
+    near = dict.fromkeys(meant[word] for word in get_close_matches(part.lower(), meant, n=3))
+    hint = f"did you mean {' or '.join(near)}?" if near else "`glassblock rules` lists them"
+    raise InvalidValue(f"no rule has {part!r} in its name", field="NAME", hint=hint)

@@ -15,12 +15,21 @@ from glassblock.reports.markdown import render_markdown
 from glassblock.reports.sarif import render_sarif
 from glassblock.reports.text import render_text
 from glassblock.wire.audits import Report
+from glassblock.wire.tables import RuleList
 
 
 class Render(Protocol):
     """What a format does."""
 
-    def __call__(self, report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
+    def __call__(
+        self,
+        report: Report,
+        *,
+        width: int = 80,
+        colour: bool = False,
+        asked: str | None = None,
+        rules: RuleList | None = None,
+    ) -> str:
         """Report in, text out, with a newline at its end.
 
         Args:
@@ -29,17 +38,19 @@ class Render(Protocol):
             colour: whether a terminal's escape sequences may be used.
             asked: the arguments that `glassblock fix` needs to repair what was found, as a shell reads them; the
                 checkpoint as the report names it when left out.
+            rules: of the service, for a format whose row `explains` them.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ReportFormat:
-    """One format a report can be had in."""
+    """One format a report can be had in; `explains` where it tells of every rule what it names."""
 
     name: str
     media_type: str
     render: Render
+    explains: bool = False
 
 
 REPORTS: Mapping[str, ReportFormat] = {
@@ -47,7 +58,7 @@ REPORTS: Mapping[str, ReportFormat] = {
     for row in (
         ReportFormat("text", "text/plain", render_text),
         ReportFormat("json", "application/json", render_json),
-        ReportFormat("sarif", "application/sarif+json", render_sarif),
+        ReportFormat("sarif", "application/sarif+json", render_sarif, explains=True),
         ReportFormat("junit", "application/xml", render_junit),
         ReportFormat("markdown", "text/markdown", render_markdown),
         ReportFormat("html", "text/html", render_html),

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from glassblock.errors import InvalidValue
 from glassblock.reports.wording import LEVELS
 from glassblock.wire.audits import Comparison, Finding, KnownFinding, Report
+from glassblock.wire.refusals import refusal
 from glassblock.wire.values import SCHEMA_VERSION, Answer
 
 HINT = "give a report (--format json) or a file that --write-baseline made"
@@ -68,9 +69,8 @@ def read_baseline(value: Mapping[str, Any], *, name: str) -> Baseline:
     try:
         read = kind.model_validate(value)
     except ValidationError as fault:
-        first = fault.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidValue(f"{name} is no baseline: {where}: {first['msg']}", field="baseline", hint=HINT) from fault
+        told = refusal(fault, kind).message
+        raise InvalidValue(f"{name} is no baseline: {told}", field="baseline", hint=HINT) from fault
     return read if isinstance(read, Baseline) else baseline_of(read)
 
 

@@ -16,6 +16,7 @@ from glassblock.reports.layer_charts import charts_of, number_of
 from glassblock.reports.repair_command import repair_sentence
 from glassblock.reports.wording import (
     Question,
+    asked_in_part,
     besides,
     byte_count,
     checked_rules,
@@ -33,6 +34,7 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Finding, KnownFinding, LayerMetrics, ReferenceSummary, Report
 from glassblock.wire.printable import printable
+from glassblock.wire.tables import RuleList
 
 OPEN_UP_TO = 3
 """Findings of one rule whose details lie open."""
@@ -61,9 +63,16 @@ _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
 
 
-def render_html(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
+def render_html(
+    report: Report,
+    *,
+    width: int = 80,
+    colour: bool = False,
+    asked: str | None = None,
+    rules: RuleList | None = None,
+) -> str:
     """A whole page."""
-    del width, colour
+    del width, colour, rules
     return "".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
@@ -239,6 +248,9 @@ def _coverage(report: Report) -> Iterator[str]:
     skipped = unasked(report.coverage)
     if skipped:
         yield _folded(f"Not checked: {len(skipped)}", _questions(skipped))
+    partly = asked_in_part(report.coverage)
+    if partly:
+        yield _folded(f"Checked in part: {len(partly)}", _questions(partly))
     checked = [
         f'<li>{_text(rule)} <span class="soft">{count:,}</span></li>' for rule, count in checked_rules(report.coverage)
     ]

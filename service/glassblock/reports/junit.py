@@ -10,6 +10,7 @@ from xml.etree import ElementTree as Xml
 
 from glassblock.reports.wording import (
     Question,
+    asked_in_part,
     evidence_line,
     located_message,
     place_of,
@@ -19,18 +20,26 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Coverage, Finding, Report
 from glassblock.wire.printable import printable
+from glassblock.wire.tables import RuleList
 
 TENSORS_UP_TO = 20
 
 
-def render_junit(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
+def render_junit(
+    report: Report,
+    *,
+    width: int = 80,
+    colour: bool = False,
+    asked: str | None = None,
+    rules: RuleList | None = None,
+) -> str:
     """A `testsuites` document."""
-    del width, colour, asked
-    rules = {row.rule: row for row in report.coverage}
+    del width, colour, asked, rules
+    covered = {row.rule: row for row in report.coverage}
     for finding in report.findings:
-        rules.setdefault(finding.rule, Coverage(rule=finding.rule, checked=0))
+        covered.setdefault(finding.rule, Coverage(rule=finding.rule, checked=0))
     groups: dict[str, list[Xml.Element]] = {}
-    for row in rules.values():
+    for row in covered.values():
         groups.setdefault(_group(row.rule), []).extend(_cases(report, row))
     root = Xml.Element("testsuites", {"name": f"glassblock {printable(report.checkpoint.path)}"} | _counts(groups))
     for name, cases in groups.items():
@@ -60,7 +69,12 @@ def _cases(report: Report, row: Coverage) -> Iterator[Xml.Element]:
         case = _case(row.rule, printable(row.rule.partition("/")[2]), names)
         Xml.SubElement(case, "system-out").text = f"decided: {row.checked:,}"
         yield case
-    for what, questions in (("not decided", undecided([row])), ("not checked", unasked([row]))):
+    open_ = {
+        "not decided": undecided([row]),
+        "not checked": unasked([row]),
+        "checked in part": asked_in_part([row]),
+    }
+    for what, questions in open_.items():
         yield from (_skipped_case(row.rule, what, question, told, names) for question, told in questions.items())
 
 
@@ -91,7 +105,7 @@ def _finding_case(report: Report, finding: Finding, names: set[str]) -> Xml.Elem
 
 def _skipped_case(rule: str, what: str, question: Question, told: list[str], names: set[str]) -> Xml.Element:
     # `told` is the rule with its layers in brackets.
-    layers = told[0].removeprefix(printable(rule)).strip(" ()")
+    layers = told[0].removeprefix(printable(rule)).partition("(")[2].strip(")")
     case = _case(rule, f"{printable(rule.partition('/')[2])} {layers}".strip(), names)
     Xml.SubElement(case, "skipped", {"message": f"{what}: {question_sentence(question)}"})
     return case

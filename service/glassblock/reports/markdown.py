@@ -12,6 +12,7 @@ from glassblock.reports.behaviour_lines import behaviour_lines, behaviour_title
 from glassblock.reports.repair_command import repair_sentence
 from glassblock.reports.wording import (
     Question,
+    asked_in_part,
     besides,
     checked_rules,
     facts_of,
@@ -28,6 +29,7 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Finding, Report
 from glassblock.wire.printable import printable
+from glassblock.wire.tables import RuleList
 
 LISTED_UP_TO = 20
 MESSAGE_CHARACTERS = 240
@@ -43,9 +45,16 @@ _LINKED = re.compile(r"(?<=@)|(?<=#)(?=\w)|(?<=:)(?=\S)|(?<=www)(?=\.)", re.IGNO
 _WORD_JOINER = "&#8288;"
 
 
-def render_markdown(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
+def render_markdown(
+    report: Report,
+    *,
+    width: int = 80,
+    colour: bool = False,
+    asked: str | None = None,
+    rules: RuleList | None = None,
+) -> str:
     """GitHub and GitLab flavoured Markdown, at most 65,000 characters."""
-    del width, colour
+    del width, colour, rules
     blocks = [
         f"### Glassblock: {report.verdict.upper()} {_code(report.checkpoint.path)}",
         f"{_text(verdict_sentence(report))}<br><sub>{_text(facts_of(report))}</sub>",
@@ -146,6 +155,9 @@ def _coverage(report: Report) -> Iterator[str]:
         yield _folded(f"not decided ({len(open_)})", _questions(open_))
     if skipped:
         yield _folded(f"not checked ({len(skipped)})", _questions(skipped))
+    partly = asked_in_part(report.coverage)
+    if partly:
+        yield _folded(f"checked in part ({len(partly)})", _questions(partly))
     told = ", ".join(checked) + "\n\nHow many files, tensors or layers each rule decided."
     yield _folded(f"checked ({len(checked)} rules)", told) if checked else "checked: nothing"
 

@@ -52,6 +52,9 @@ CARRIED_OUT: Mapping[str, Decided] = MappingProxyType(
         "swap-tensors": _always,
         "swap-halves": _always,
         "reorder-rows": _with("groups", "gate_first"),
+        "reorder-heads": lambda finding: (
+            "steps" in finding.evidence and finding.evidence.get("moved_along") is not True
+        ),
         "add-to-gains": _with("add"),
         "transpose": lambda finding: finding.certainty != "statistical",
         "cut": _always,

@@ -14,6 +14,7 @@ from glassblock.reports.baseline import fingerprint
 from glassblock.reports.wording import located_message, place_of, question_sentence, undecided
 from glassblock.wire.audits import Finding, Report
 from glassblock.wire.printable import printable
+from glassblock.wire.tables import RuleList, RuleRow
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 PLACES_UP_TO = 100
@@ -21,10 +22,18 @@ PLACES_UP_TO = 100
 TENSOR_CHARACTERS = 1024
 
 
-def render_sarif(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
+def render_sarif(
+    report: Report,
+    *,
+    width: int = 80,
+    colour: bool = False,
+    asked: str | None = None,
+    rules: RuleList | None = None,
+) -> str:
     """One run with a result for each finding."""
     del width, colour, asked
-    rules = list(dict.fromkeys([row.rule for row in report.coverage] + [found.rule for found in report.findings]))
+    explained = {} if rules is None else {row.name: row for row in rules.rules}
+    names = list(dict.fromkeys([row.rule for row in report.coverage] + [found.rule for found in report.findings]))
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -34,14 +43,14 @@ def render_sarif(report: Report, *, width: int = 80, colour: bool = False, asked
                     "driver": {
                         "name": "Glassblock",
                         "version": printable(report.glassblock),
-                        "rules": [_descriptor(rule) for rule in rules],
+                        "rules": [_descriptor(name, explained.get(name)) for name in names],
                     }
                 },
                 "columnKind": "unicodeCodePoints",
                 "invocations": [
                     {"executionSuccessful": True, "toolExecutionNotifications": list(_notifications(report))}
                 ],
-                "results": [_result(report, finding, rules.index(finding.rule)) for finding in report.findings],
+                "results": [_result(report, finding, names.index(finding.rule)) for finding in report.findings],
                 "properties": _properties(report),
             }
         ],
@@ -49,13 +58,31 @@ def render_sarif(report: Report, *, width: int = 80, colour: bool = False, asked
     return json.dumps(log, indent=2, ensure_ascii=True) + "\n"
 
 
-def _descriptor(rule: str) -> dict[str, Any]:
+def _descriptor(rule: str, row: RuleRow | None) -> dict[str, Any]:
+    """A rule as viewers show it beside its results.
+
+    No `helpUri`: that is an absolute address (section 3.49.12), and docs/rules.md has none that holds everywhere.
+    """
     name = printable(rule)
+    ask = f"`glassblock rules {name}` explains it, and so does docs/rules.md."
+    if row is None:  # of a service that has the rule, by a client that was not told of it
+        return {"id": name, "shortDescription": {"text": name}, "help": {"text": ask}}
+    what, found, fooled = (_message(printable(text)) for text in (row.what, row.detection, row.fooled_by))
+    hurts = _message(printable(row.hurts))
+    do = (
+        "Each result says what was seen, and how to repair it where that is known: `glassblock fix PATH --dry-run` "
+        f"shows the repair. {ask}"
+    )
+    parts = {"What it hurts": hurts, "How it is found": found, "What would deceive it": fooled, "What to do": do}
     return {
         "id": name,
-        "shortDescription": {"text": name.replace("/", ": ").replace("-", " ")},
-        "fullDescription": {"text": f"The rule {name} of Glassblock's audit of a checkpoint."},
-        "help": {"text": f"What it means, how it is found and what would fool it: glassblock rules {name}"},
+        "shortDescription": {"text": what},
+        "fullDescription": {"text": f"{what} {hurts}"},
+        "help": {
+            "text": "\n\n".join([what, *(f"{title}: {text}" for title, text in parts.items())]),
+            "markdown": "\n\n".join([what, *(f"**{title}.** {text}" for title, text in parts.items())]),
+        },
+        "defaultConfiguration": {"level": row.level},
     }
 
 

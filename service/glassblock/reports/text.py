@@ -13,6 +13,7 @@ from glassblock.reports.page import page
 from glassblock.reports.repair_command import repair_sentence
 from glassblock.reports.wording import (
     Question,
+    asked_in_part,
     besides,
     checked_rules,
     evidence_line,
@@ -28,6 +29,7 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Comparison, Coverage, Finding, KnownFinding, Level, Report
 from glassblock.wire.printable import printable
+from glassblock.wire.tables import RuleList
 
 LEVELS: Mapping[Level, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 BADGES = {"pass": "bold white on green", "fail": "bold white on red", "inconclusive": "bold black on yellow"}
@@ -36,8 +38,16 @@ FULL_UP_TO = 3
 LISTED_UP_TO = 8
 
 
-def render_text(report: Report, *, width: int = 80, colour: bool = False, asked: str | None = None) -> str:
+def render_text(
+    report: Report,
+    *,
+    width: int = 80,
+    colour: bool = False,
+    asked: str | None = None,
+    rules: RuleList | None = None,
+) -> str:
     """The report as text of at most `width` columns."""
+    del rules
     return page(_sections(report, width, asked), width=width, colour=colour)
 
 
@@ -146,6 +156,7 @@ def _coverage(coverage: Iterable[Coverage]) -> RenderableType:
     parts = [
         _open_questions("not decided", undecided(rows), "yellow"),
         _open_questions("not checked", unasked(rows), ""),
+        _open_questions("checked in part", asked_in_part(rows), ""),
         _checked(rows),
     ]
     return Group(*(part for part in parts if part is not None))

@@ -242,8 +242,22 @@ def undecided(rows: Iterable[Coverage]) -> dict[Question, list[str]]:
 
 
 def unasked(rows: Iterable[Coverage]) -> dict[Question, list[str]]:
-    """For every reason not to ask the rules that did not, each with its layers."""
-    return _by_reason((row.rule, skip.layer, (skip.reason, "")) for row in rows for skip in row.skipped)
+    """For every reason not to ask the rules that decided nothing for it, each with its layers."""
+    return _by_reason(
+        (row.rule, skip.layer, (skip.reason, "")) for row in rows if not row.checked for skip in row.skipped
+    )
+
+
+def asked_in_part(rows: Iterable[Coverage]) -> dict[Question, list[str]]:
+    """For every reason not to ask further the rules that decided something all the same: how much, and where not."""
+    told: dict[Question, list[str]] = {}
+    for row in rows:
+        for question, (named,) in _by_reason(
+            (row.rule, skip.layer, (skip.reason, "")) for skip in row.skipped if row.checked
+        ).items():
+            rule, _, where = named.partition(" (")
+            told.setdefault(question, []).append(f"{rule} {row.checked:,}" + (f" (not {where}" if where else ""))
+    return told
 
 
 def question_sentence(question: Question) -> str:
@@ -265,8 +279,13 @@ def _by_reason(entries: Iterable[tuple[str, int | None, Question]]) -> dict[Ques
 
 
 def checked_rules(rows: Iterable[Coverage]) -> Iterator[tuple[str, int]]:
-    """The rules that decided something, by name, with how many files, tensors or layers."""
-    yield from ((printable(row.rule), row.checked) for row in sorted(rows, key=lambda row: row.rule) if row.checked)
+    """The rules that decided all that they were asked, by name, with how many files, tensors or layers.
+
+    None of them is in `unasked` or `asked_in_part`.
+    """
+    for row in sorted(rows, key=lambda row: row.rule):
+        if row.checked and not row.skipped:
+            yield printable(row.rule), row.checked
 
 
 def byte_count(count: int) -> str:

@@ -18,8 +18,11 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 
-
 CheckpointName = Annotated[str, Field(min_length=1, max_length=4096)]
+Digest = Annotated[
+    Literal["fast", "sha256", "none"],
+    Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
+]
 
 
 class AuditRequest(Request):
@@ -34,10 +37,7 @@ class AuditRequest(Request):
     certify: Annotated[
         Flag, Field(description="certify every tensor, not suspects alone, and ask a text of every layer")
     ] = False
-    digest: Annotated[
-        Literal["fast", "sha256", "none"],
-        Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
-    ] = "fast"
+    digest: Digest = "fast"
     reference: Annotated[
         CheckpointName | Annotated[tuple[CheckpointName, ...], Field(min_length=1, max_length=16)] | None,
         Field(description="another checkpoint to compare with; or several, to tell which tensors are made of which"),

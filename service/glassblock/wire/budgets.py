@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, Request, Whole
+from glassblock.wire.values import Answer, FamilyName, FamilyRow, Request, TowerName, Whole
 
 Count = Annotated[Whole, Field(ge=1, le=2**40)]
 Counts = Count | Annotated[list[Count], Field(min_length=1, max_length=4096)]
@@ -25,6 +25,9 @@ class BudgetRequest(Request):
     ] = None
     multiple_of: Annotated[Whole, Field(ge=1, le=2**20, description="round the equal-parameter width up to this")] = 256
     checkpoint: Annotated[str | None, Field(min_length=1, max_length=4096)] = None
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    tower: TowerName = None
 
 
 class ActivationBudget(Answer):

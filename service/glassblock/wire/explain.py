@@ -5,7 +5,17 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from glassblock.wire.values import Answer, BytesRead, Flag, Request, Stage, Whole
+from glassblock.wire.values import (
+    Answer,
+    BytesRead,
+    FamilyName,
+    FamilyRow,
+    Flag,
+    Request,
+    Stage,
+    TowerName,
+    Whole,
+)
 
 Verdict = Literal["as-declared", "explained", "indistinguishable", "unexplained"]
 
@@ -34,6 +44,9 @@ class ExplainRequest(Request):
 
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096, description="path under a root")]
     layer: Whole
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    tower: TowerName = None
     part: Literal["ffn"] = "ffn"
     pairs: Annotated[Flag, Field(description="look for two mistakes where one does not explain the captures")] = True
 

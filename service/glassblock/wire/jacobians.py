@@ -7,6 +7,8 @@ from pydantic import Field
 from glassblock.wire.values import (
     Answer,
     BytesRead,
+    FamilyName,
+    FamilyRow,
     Flag,
     Nested,
     PlacementName,
@@ -15,6 +17,7 @@ from glassblock.wire.values import (
     Sample,
     Sourced,
     Text,
+    TowerName,
     Whole,
 )
 
@@ -30,7 +33,13 @@ class JacobiansRequest(Request):
     """Norms of the Jacobian of one part of each of some layers, at every token."""
 
     checkpoint: Annotated[str, Field(min_length=1, max_length=4096, description="path under a root")]
-    layers: Annotated[tuple[Whole, ...], Field(min_length=1, max_length=4096, description="counted from 0")]
+    layers: Annotated[
+        tuple[Whole, ...],
+        Field(min_length=1, max_length=4096, description="counted from 0; every layer when left out"),
+    ] = ()
+    family: FamilyName = None
+    family_row: FamilyRow = None
+    tower: TowerName = None
     part: Annotated[
         JacobianPart,
         Field(

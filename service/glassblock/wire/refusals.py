@@ -6,14 +6,15 @@ from difflib import get_close_matches
 from typing import cast, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from glassblock.errors import InvalidValue
+from glassblock.wire.wanted import LONGEST, sentence
 
-LONGEST = 100
-"""Characters of a refused value that are looked up among the known ones."""
+Path = list[int | str]
 
-FEW = 6
-"""Values of a closed set that a sentence lists; of more it counts them, and `known` holds them all."""
+ALTERNATIVES = {"int", "float", "str", "bool", "datetime"}
+"""Steps that pydantic puts into a path for the kind that it tried; no field of a message is called so."""
 
 
 def refusal(fault: ValidationError, model: type[BaseModel] | None = None, *, within: str = "") -> InvalidValue:
@@ -24,34 +25,42 @@ def refusal(fault: ValidationError, model: type[BaseModel] | None = None, *, wit
     meant = max(
         (other for other in faults if other["loc"][:1] == first["loc"][:1]), key=lambda other: len(other["loc"])
     )
-    # pydantic puts the alternative it tried (`list[int]`) into the path; a caller never wrote that. What came where
-    # nothing belongs may be called anything.
-    path = [step for step in meant["loc"][:-1] if _was_written(step)]
-    path += [step for step in meant["loc"][-1:] if meant["type"] == "extra_forbidden" or _was_written(step)]
-    told, given, known = meant["msg"][:1].lower() + meant["msg"][1:], meant["input"], tuple[str, ...]()
+    path = _written_path(meant)
+    alike = [other for other in faults if _written_path(other) == path]
+    told, given, known = sentence(alike), meant["input"], tuple[str, ...]()
     if meant["type"] == "extra_forbidden":
-        told, given, known = "there is no such field", path[-1], _fields(model, path[:-1])
+        given, known = path[-1], _fields(model, path[:-1])
     elif meant["type"] == "model_type":
         known = _fields(model, path)
-        told = f"an object with the fields {', '.join(known)} is wanted" if known else "an object is wanted"
-    elif meant["type"] == "literal_error":
-        known = tuple(re.findall(r"'([^']*)'", cast("str", meant.get("ctx", {}).get("expected", ""))))
-        if len(known) > FEW and isinstance(given, str):
-            told = f"{given[:LONGEST]!r} is none of the {len(known)} known values"
+        told = f"{told}; it has the fields {', '.join(known)}" if known else told
+    else:
+        sets = (cast("str", other.get("ctx", {}).get("expected", "")) for other in alike)
+        known = tuple(dict.fromkeys(value for words in sets for value in re.findall(r"'([^']*)'", words)))
     near = get_close_matches(given[:LONGEST], known) if isinstance(given, str) else []
-    hint = f"Near: {', '.join(near)}." if near else None
+    hint = f"Did you mean {' or '.join(near)}?" if near else None
     if hint is None and meant["type"] == "extra_forbidden" and known:
         hint = f"Known: {', '.join(known)}."
     field = ".".join([*([within] if within else []), *(str(step) for step in path)])
-    others = f" (and {len(faults) - 1} more)" if len(faults) > 1 and meant is first else ""
-    return InvalidValue(f"{field or 'the message'}: {told}{others}", field=field or "body", hint=hint, known=known)
+    further = len({other["loc"][:1] for other in faults}) - 1
+    others = f" (and {further} more)" if further else ""
+    named = f"{field} is missing" if meant["type"] == "missing" else f"{field or 'the message'}: {told}"
+    return InvalidValue(f"{named}{others}", field=field or "body", hint=hint, known=known)
+
+
+def _written_path(fault: ErrorDetails) -> Path:
+    """Where a value stands, as its caller wrote it: pydantic adds the alternative that it tried (`list[int]`).
+
+    What came where nothing belongs may be called anything.
+    """
+    path: Path = [step for step in fault["loc"][:-1] if _was_written(step)]
+    return path + [step for step in fault["loc"][-1:] if fault["type"] == "extra_forbidden" or _was_written(step)]
 
 
 def _was_written(step: int | str) -> bool:
-    return isinstance(step, int) or step.isidentifier()
+    return isinstance(step, int) or (step.isidentifier() and step not in ALTERNATIVES)
 
 
-def _fields(model: type[BaseModel] | None, path: list[int | str]) -> tuple[str, ...]:
+def _fields(model: type[BaseModel] | None, path: Path) -> tuple[str, ...]:
     """The fields of what stands at `path` of a message; none where that is no object of one kind."""
     for step in path:
         field = None if model is None or isinstance(step, int) else model.model_fields.get(step)

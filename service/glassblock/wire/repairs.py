@@ -1,10 +1,10 @@
 """`/v1/repairs`: what could be repaired of a checkpoint, what could not, and the audits before and after."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from glassblock.wire.audits import Level, Report
+from glassblock.wire.audits import Digest, Level, Report
 from glassblock.wire.values import Answer, FamilyName, FamilyRow, Flag, Request
 
 
@@ -28,10 +28,7 @@ class RepairRequest(Request):
     against_name: Annotated[str, Field(max_length=8192, description="what to call that config")] = "against"
     family: FamilyName = None
     family_row: FamilyRow = None
-    digest: Annotated[
-        Literal["fast", "sha256", "none"],
-        Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
-    ] = "fast"
+    digest: Digest = "fast"
 
 
 class RepairEdit(Answer):

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from glassblock.wire.audits import Digest
 from glassblock.wire.values import Answer, FamilyName, FamilyRow, Request, Whole
 
 Outcome = Literal["found", "found-in-part", "found-otherwise", "undecidable", "not-found", "not-applicable"]
@@ -22,10 +23,7 @@ class SelftestRequest(Request):
     ] = None
     family: FamilyName = None
     family_row: FamilyRow = None
-    digest: Annotated[
-        Literal["fast", "sha256", "none"],
-        Field(description="of each tensor's bytes: fast, or one that cannot be forged"),
-    ] = "fast"
+    digest: Digest = "fast"
 
 
 class PlantedMistake(Answer):

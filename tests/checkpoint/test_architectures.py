@@ -9,7 +9,7 @@ from glassblock.checkpoint import families
 from glassblock.checkpoint.architectures import ARCHITECTURES, BY_ARCHITECTURE, BY_MODEL_TYPE
 from glassblock.checkpoint.conditions import keys_of
 from glassblock.checkpoint.family import Architecture, FeedForwardRow, Ratio, Setting
-from glassblock.checkpoint.recognition import find_trunk
+from glassblock.checkpoint.name_fits import find_trunk
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, GATINGS, LEARNED_ACTIVATIONS
 from glassblock.numerics.norms import NORM_KINDS, GainOrder
 from glassblock.numerics.wiring import Placement

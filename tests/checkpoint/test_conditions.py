@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.conditions import (
+    AtTop,
     AxisIs,
     Circumstances,
     Condition,
@@ -20,6 +21,7 @@ from glassblock.checkpoint.conditions import (
     LayerKind,
     LayerListed,
     Neither,
+    Says,
     Whole,
     holds,
     keys_of,
@@ -51,6 +53,9 @@ def at(layer: int = 0, **values: Any) -> Circumstances:
         (Declares(("a", "b"), (1, 2)), at(b=2), True),
         (Declares(("a", "b"), (1, 2)), at(a=3, b=2), False),
         (Declares(("a",), (True,), default=True), at(), True),
+        (AtTop(Says(("outer",))), at(outer=1), False),
+        (AtTop(Says(("outer",))), replace(at(inner=1), at_top=at(outer=1).declared), True),
+        (AtTop(Says(("inner",))), replace(at(inner=1), at_top=at(outer=1).declared), False),
         (Declares(("a",), (True,), default=True), at(a=False), False),
         (FromLayer(Whole(("first",), 2)), at(1), False),
         (FromLayer(Whole(("first",), 2)), at(2), True),

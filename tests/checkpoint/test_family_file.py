@@ -137,7 +137,6 @@ def test_a_flag_has_meanings_by_its_words() -> None:
 
 
 FUSED = "family_row.feed_forward.fused"
-HOLDS = {"if": "holds", "name": "a"}
 SAME = {"keys": [], "default": {"of": "hidden"}}
 REFUSED: list[tuple[object, str, str]] = [
     (5, "family_row", "is a whole number, and a row is an object"),

@@ -22,6 +22,7 @@ from glassblock.errors import UnknownFamily
 from glassblock.wire.audits import Report
 from makers import tiny_checkpoint
 from plants import edit_json, edit_tensors
+from reference_models import randomise
 
 # What the project promises in float32, for logits of a few units.
 TOLERANCE = 1e-4
@@ -47,6 +48,11 @@ IMAGES = {
     "image_size": 28,
     "patch_size": 14,
 }
+MULTIPLIERS: dict[str, dict[str, Any]] = {
+    "granite": {"logits_scaling": 8.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+    "granitemoe": {"logits_scaling": 8.0, "num_local_experts": 4},
+    "gemma3_text": {"final_logit_softcapping": 0.5, "head_dim": 12},
+}
 SQUARE = IMAGES | {"image_size": [28, 28], "patch_size": [14, 14]}
 
 # Wrapper, the model_type of its language model, what its images are read with, and keys of its own.
@@ -60,28 +66,91 @@ WRAPPERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "idefics3": ("idefics3", "llama", IMAGES, {"image_token_id": 95, "scale_factor": 2}),
     "internvl": ("internvl", "qwen2", SQUARE, {"image_token_id": 95}),
     "internvl of qwen3": ("internvl", "qwen3", SQUARE, {"image_token_id": 95}),
+    # Multipliers and caps of logits that the language model has by itself, and no class of a larger one reads.
     "aya_vision": ("aya_vision", "cohere2", {"model_type": "siglip_vision_model", **IMAGES}, {}),
+    "cohere2_vision": ("cohere2_vision", "cohere2", {"model_type": "siglip_vision_model", **IMAGES}, {}),
+    "llava of cohere": ("llava", "cohere", {"model_type": "clip_vision_model", **IMAGES}, {"image_token_index": 95}),
+    "llava of granite": ("llava_next", "granite", {"model_type": "clip_vision_model", **IMAGES}, {}),
+    "llava of granitemoe": ("llava_next", "granitemoe", {"model_type": "clip_vision_model", **IMAGES}, {}),
+    "llava of gemma3": ("llava_next", "gemma3_text", {"model_type": "clip_vision_model", **IMAGES}, {}),
 }
-# The wrapper's class leaves out the multiplier of logits that the language model has when it runs by itself.
-LOGITS_SCALED = {"aya_vision": 0.0625}
 
 
 def written(wrapper: str, directory: Path, **changes: Any) -> Any:
     """The model, random in every number, saved by itself."""
     model_type, inner, images, more = WRAPPERS[wrapper]
-    text = transformers.CONFIG_MAPPING[inner](**TEXT)
+    text = transformers.CONFIG_MAPPING[inner](**TEXT | MULTIPLIERS.get(inner, {}))
     config = transformers.CONFIG_MAPPING[model_type](
         text_config=text, vision_config=images, **({"tie_word_embeddings": False} | more | changes)
     )
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     for tensor in model.parameters():
-        if tensor.ndim <= 1:
-            tensor.data += 0.2 * torch.randn_like(tensor)
-        else:
-            tensor.data = torch.randn_like(tensor) * tensor.shape[-1] ** -0.5
+        randomise(tensor)
     model.save_pretrained(directory)
     return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_it_is_healthy_as_its_class_begins_it(wrapper: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """With the flags of a tied head as the classes leave them, which differ between a model and its part."""
+    model_type, inner, images, more = WRAPPERS[wrapper]
+    text = {key: value for key, value in TEXT.items() if key != "tie_word_embeddings"}
+    config = transformers.CONFIG_MAPPING[model_type](
+        text_config=transformers.CONFIG_MAPPING[inner](**text | MULTIPLIERS.get(inner, {})),
+        vision_config=images,
+        **more,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=dtype)
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    report = audit_checkpoint(tmp_path)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+
+
+def test_a_part_whose_class_keeps_its_layers_deeper(tmp_path: Path) -> None:
+    side = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+    decoder = {"hidden_size": 48, "ffn_dim": 112, "word_embed_proj_dim": 48, "num_hidden_layers": 2}
+    config = transformers.Blip2Config(
+        text_config=transformers.OPTConfig(**decoder, num_attention_heads=4, vocab_size=96, max_position_embeddings=64),
+        vision_config=side | {"image_size": 28, "initializer_range": 0.02},
+        qformer_config=side | {"encoder_hidden_size": 32, "vocab_size": 96},
+    )
+    model = transformers.Blip2ForConditionalGeneration(config).eval()
+    for tensor in model.parameters():
+        randomise(tensor)
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.require_usable().name, checkpoint.layers) == ("opt", 2)
+    report = audit_checkpoint(checkpoint)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+
+
+def test_an_encoder_of_text_within(tmp_path: Path) -> None:
+    text = {key: value for key, value in TEXT.items() if key not in {"tie_word_embeddings", "num_key_value_heads"}}
+    config = transformers.ModernVBertConfig(
+        text_config=transformers.ModernBertConfig(**text, cls_token_id=1, sep_token_id=2), vision_config=IMAGES
+    )
+    model = transformers.ModernVBertForMaskedLM(config).eval()
+    for tensor in model.parameters():
+        randomise(tensor)
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.require_usable().name, checkpoint.layers) == ("modernbert", 2)
+    report = audit_checkpoint(checkpoint)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+
+
+@pytest.mark.parametrize(("outer", "inner", "level"), [(True, False, "note"), (False, True, "warning")])
+def test_flags_that_differ(outer: bool, inner: bool, level: str, tmp_path: Path) -> None:
+    """A note where the tensors are as the outermost says, which is the one that the larger model's class reads."""
+    written("mistral3", tmp_path, tie_word_embeddings=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    part = config["text_config"] | {"tie_word_embeddings": inner}
+    edit_json("config.json", tie_word_embeddings=outer, text_config=part)(tmp_path)
+    (told,) = (found for found in audit_checkpoint(tmp_path).findings if "contradicts itself" in found.message)
+    assert (told.rule, told.level) == ("config/tied-head", level)
 
 
 def logits_of(checkpoint: Checkpoint) -> torch.Tensor:
@@ -106,7 +175,7 @@ def test_it_is_read_as_it_runs_and_what_lies_beside_it_is_told(wrapper: str, tmp
     (note,) = checkpoint.notes
     assert f'its text_config says model_type "{inner}", and that part alone was opened, as it runs by itself' in note
     with torch.no_grad():
-        theirs = model(input_ids=IDS, use_cache=False).logits * LOGITS_SCALED.get(model_type, 1.0)
+        theirs = model(input_ids=IDS, use_cache=False).logits
     assert float(theirs.abs().max()) > 0.05  # small logits would hide a wrong one
     assert float((logits_of(checkpoint) - theirs).abs().max()) <= TOLERANCE
 

@@ -9,6 +9,7 @@ another line here.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from glassblock.checkpoint.variants import row_for
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.watching import ComputationCancelled, Watch
 from makers import tiny_checkpoint
-from reference_models import Case, small_config
+from meta_names import as_meta
+from reference_models import Case, randomise, small_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -216,10 +218,7 @@ def written(case: Case, directory: Path) -> Any:
     kept = model.state_dict().keys()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and name in kept:
-            if tensor.ndim <= 1:
-                tensor.data += 0.2 * torch.randn_like(tensor)
-            else:
-                tensor.data = torch.randn_like(tensor) * tensor.shape[-1] ** -0.5
+            randomise(tensor)
     model.save_pretrained(directory)
     return model
 
@@ -294,11 +293,8 @@ def test_families_that_people_use_have_attention(family: str) -> None:
 def tiny(config: Any) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    for parameter in model.parameters():
-        if parameter.ndim <= 1:
-            parameter.data += 0.2 * torch.randn_like(parameter)
-        else:
-            parameter.data = torch.randn_like(parameter) * parameter.shape[-1] ** -0.5
+    for tensor in model.parameters():
+        randomise(tensor)
     return model
 
 
@@ -314,39 +310,9 @@ LLAMA = {
 }
 
 
-def paired(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a head whose halves are turned together, as the rows of neighbours that are."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def as_meta(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    names = {
-        "model.embed_tokens": "tok_embeddings",
-        "model.norm": "norm",
-        "lm_head": "output",
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attention.wq",
-        "self_attn.k_proj": "attention.wk",
-        "self_attn.v_proj": "attention.wv",
-        "self_attn.o_proj": "attention.wo",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.down_proj": "feed_forward.w2",
-        "mlp.up_proj": "feed_forward.w3",
-        "model.layers": "layers",
-    }
-    made: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
-        for theirs, meta in names.items():
-            name = name.replace(theirs, meta)  # noqa: PLW2901
-        made[name] = (tensor if heads is None else paired(tensor, heads)).contiguous()
-    return made
-
-
 def as_internlm2(state: dict[str, Tensor]) -> dict[str, Tensor]:
     made = {}
-    for name, tensor in as_meta(state).items():
+    for name, tensor in as_meta(state, META_HEADS).items():
         if ".attention.wk" in name or ".attention.wv" in name:
             continue
         new = f"model.{name}" if not name.startswith("output") else name
@@ -362,7 +328,9 @@ def as_internlm2(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_llama2_c(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"_orig_mod.{name}": tensor for name, tensor in as_meta(state).items() if name != "output.weight"}
+    return {
+        f"_orig_mod.{name}": tensor for name, tensor in as_meta(state, META_HEADS).items() if name != "output.weight"
+    }
 
 
 def as_nanogpt(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -371,12 +339,13 @@ def as_nanogpt(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 GPT2 = {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 32, "vocab_size": 96, "activation_function": "gelu"}
+META_HEADS = {"q_proj": 4, "k_proj": 2}
 META_PARAMS = {"dim": 48, "hidden_dim": 128, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "norm_eps": 1e-5} | {
     "vocab_size": 96
 }
 Rewrite = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 OTHERS: Mapping[str, tuple[Any, Rewrite, str, dict[str, Any]]] = {
-    "llama_meta": (transformers.LlamaConfig(**LLAMA), as_meta, "params.json", META_PARAMS),
+    "llama_meta": (transformers.LlamaConfig(**LLAMA), partial(as_meta, heads=META_HEADS), "params.json", META_PARAMS),
     "internlm2": (
         transformers.LlamaConfig(**LLAMA),
         as_internlm2,

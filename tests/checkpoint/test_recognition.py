@@ -9,9 +9,9 @@ from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.fits import fitting_families
 from glassblock.checkpoint.layer_map import eps_sources, layer_tensors, shape_faults
 from glassblock.checkpoint.layers import load_feed_forward
+from glassblock.checkpoint.name_fits import name_fits
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
-from glassblock.checkpoint.recognition import name_fits
 from glassblock.checkpoint.settings import size_of
 from glassblock.errors import FamilyMismatch, UnknownFamily
 from makers import tiny_checkpoint

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glassblock.checkpoint.attention_map import AttentionTensors
-from glassblock.checkpoint.attention_row import AttentionRow, FusedHeads, LatentAttentionRow
+from glassblock.checkpoint.attention_row import AttentionRow, FusedHeads, LatentAttentionRow, RotaryRow
 from glassblock.checkpoint.family import NormRow, Role
 from glassblock.checkpoint.fitting import Sizes
 from glassblock.checkpoint.layer_parts import LayerTensors
@@ -23,6 +23,7 @@ from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.attention import Attention, NormScope
 from glassblock.numerics.latent_attention import LatentAttention, latent_score_scale
 from glassblock.numerics.norms import Norm
+from glassblock.numerics.rotary import Rotary
 
 
 def attention_of(
@@ -110,8 +111,6 @@ def _heads(loaded: _Loaded, row: AttentionRow) -> Attention:
     windowed = holds_in(row.window_in, family, config, layer, prefix=prefix)
     window = optional_number_of(config, family, row.window) if windowed else None
     softcap, clip = (optional_number_of(config, family, setting) for setting in (row.softcap, row.clip))
-    rotary = row.windowed_rotary if window is not None and row.windowed_rotary is not None else row.rotary
-    turned = rotary is not None and holds_in(row.turned_in, family, config, layer, prefix=prefix)
     (query, key, value), biases = _projections(loaded, row, heads, kv_heads, head_dim)
     return Attention(
         query,
@@ -133,10 +132,30 @@ def _heads(loaded: _Loaded, row: AttentionRow) -> Attention:
         key_norm=loaded.norm("k"),
         norm_scope=_scope(family.norm("q")),
         norms_after_rotary=row.norms_after_rotary,
-        rotary=rotary_of(loaded.checkpoint, family, rotary, head_dim) if turned and rotary is not None else None,
+        rotary=rotary_at(loaded.checkpoint, loaded.tensors, row, head_dim),
         clip_qkv=None if clip is None else clip.value,
         clip_after_norms=row.clip_after_norms,
     )
+
+
+def rotary_row_at(checkpoint: Checkpoint, tensors: LayerTensors, row: AttentionRow) -> RotaryRow | None:
+    """What says how positions turn the heads of a layer; None where they do not."""
+    config, family, where = checkpoint.config, tensors.row, (tensors.layer, tensors.prefix)
+    if row.rotary is None or not holds_in(row.turned_in, family, config, where[0], prefix=where[1]):
+        return None
+    if row.windowed_rotary is None or not holds_in(row.window_in, family, config, where[0], prefix=where[1]):
+        return row.rotary
+    return row.rotary if optional_number_of(config, family, row.window) is None else row.windowed_rotary
+
+
+def rotary_at(checkpoint: Checkpoint, tensors: LayerTensors, row: AttentionRow, head_dim: int) -> Rotary | None:
+    """How positions turn the heads of a layer; None where they do not.
+
+    Raises:
+        InvalidValue, DamagedCheckpoint: See `rotary_of`.
+    """
+    rotary = rotary_row_at(checkpoint, tensors, row)
+    return None if rotary is None else rotary_of(checkpoint, tensors.row, rotary, head_dim)
 
 
 def _projections(

@@ -78,7 +78,26 @@ class Within:
     change: Reorder
 
 
-Change = Reorder | Shuffle | Transpose | Add | Cast | Put | Within
+@dataclass(frozen=True, slots=True)
+class InHeads:
+    """The rows of heads laid anew: of every `width` numbers of an axis the first, seen as two axes that are exchanged.
+
+    `InHeads(-2, 64, (32, 2))` brings rows from pairs (2i, 2i + 1) into halves (i, i + 32), `(2, 32)` brings them back.
+
+    Attributes:
+        axis: Counted from the last one, which is -1.
+        width: Rows of a head.
+        sizes: Their product is the number of rows that move.
+        heads: Which heads; None for all.
+    """
+
+    axis: int
+    width: int
+    sizes: tuple[int, int]
+    heads: tuple[int, ...] | None = None
+
+
+Change = Reorder | Shuffle | Transpose | Add | Cast | Put | Within | InHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +189,7 @@ def row_bytes(entry: AlteredEntry) -> int | None:
 def _keeps_rows(change: Change, axes: int) -> bool:
     """Whether a change can be made to one slice of the first axis after the other."""
     match change:
-        case Reorder() | Shuffle():
+        case Reorder() | Shuffle() | InHeads():
             return axes + change.axis > 0
         case Transpose():
             return axes > 2
@@ -203,12 +222,15 @@ def changed(tensor: Tensor, change: Change, dtypes: Mapping[str, torch.dtype]) -
             return _rearranged(tensor, change)
 
 
-def _rearranged(tensor: Tensor, change: Reorder | Shuffle | Transpose | Within) -> Tensor:
+def _rearranged(tensor: Tensor, change: Reorder | Shuffle | Transpose | Within | InHeads) -> Tensor:
     match change:
         case Reorder():
             return _reordered(tensor, change)
         case Shuffle():
             order = torch.randperm(tensor.shape[change.axis], generator=torch.Generator().manual_seed(change.seed))
+            return tensor.index_select(change.axis % tensor.ndim, order.to(tensor.device))
+        case InHeads():
+            order = _order_in_heads(tensor.shape[change.axis], change)
             return tensor.index_select(change.axis % tensor.ndim, order.to(tensor.device))
         case Transpose():
             return tensor.transpose(-1, -2).contiguous()
@@ -218,6 +240,14 @@ def _rearranged(tensor: Tensor, change: Reorder | Shuffle | Transpose | Within) 
                 copy[index] = _reordered(copy[index], change.change)
             return copy
     assert_never(change)
+
+
+def _order_in_heads(length: int, change: InHeads) -> Tensor:
+    order = torch.arange(length).view(-1, change.width)
+    heads = slice(None) if change.heads is None else torch.tensor(change.heads)
+    moved = order[heads, : prod(change.sizes)]
+    order[heads, : prod(change.sizes)] = moved.view(-1, *change.sizes).transpose(1, 2).reshape(moved.shape)
+    return order.flatten()
 
 
 def _reordered(tensor: Tensor, change: Reorder) -> Tensor:
@@ -238,6 +268,13 @@ def _shape_after(shape: tuple[int, ...], change: Change) -> tuple[int, ...]:
         case Reorder() | Shuffle():
             length = shape[change.axis] if -len(shape) <= change.axis < 0 else None
             if length is None or (isinstance(change, Reorder) and prod(change.sizes) != length):
+                raise ValueError(f"{change} does not fit the shape {list(shape)}")
+            return shape
+        case InHeads():
+            length = shape[change.axis] if -len(shape) <= change.axis < 0 else 0
+            last = max(change.heads, default=-1) if change.heads is not None else -1
+            fits = change.width > 0 and length % change.width == 0 and prod(change.sizes) <= change.width
+            if not length or not fits or last * change.width >= length:
                 raise ValueError(f"{change} does not fit the shape {list(shape)}")
             return shape
         case Transpose():

@@ -4,7 +4,7 @@ They are data, so that a row given as a file can hold them too. `holds` decides 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 
@@ -89,6 +89,13 @@ class AxisIs:
 
 
 @dataclass(frozen=True)
+class AtTop:
+    """The condition holds at the top of the config, where the family's own lies inside that of a larger model."""
+
+    of: "Condition"
+
+
+@dataclass(frozen=True)
 class Neither:
     """None of the conditions holds."""
 
@@ -102,7 +109,9 @@ class Every:
     of: tuple["Condition", ...]
 
 
-Condition = Declares | FromLayer | EveryLayer | LayerListed | LayerKind | Holds | Says | AxisIs | Neither | Every
+Condition = (
+    Declares | FromLayer | EveryLayer | LayerListed | LayerKind | Holds | Says | AxisIs | AtTop | Neither | Every
+)
 
 
 def either(*of: Condition) -> Condition:
@@ -124,12 +133,14 @@ class Circumstances:
         layer: The layer's number; 0 for a question about the config alone.
         prefix: What the names of the layer's tensors begin with.
         shape: The shape of the tensor of a name; None where there is none.
+        at_top: As `declared`, of the outermost config.
     """
 
     declared: Callable[[tuple[str, ...]], object]
     layer: int = 0
     prefix: str = ""
     shape: Callable[[str], tuple[int, ...] | None] = lambda _name: None
+    at_top: Callable[[tuple[str, ...]], object] = lambda _keys: None
 
 
 def holds(condition: Condition, at: Circumstances) -> bool:
@@ -142,6 +153,8 @@ def holds(condition: Condition, at: Circumstances) -> bool:
         case AxisIs():
             length = _axis(condition.name, condition.axis, at)
             answer = length is not None and length == _axis(condition.of, condition.at, at)
+        case AtTop():
+            answer = holds(condition.of, replace(at, declared=at.at_top))
         case Neither():
             answer = not any(holds(part, at) for part in condition.of)
         case Every():
@@ -195,6 +208,8 @@ def keys_of(condition: Condition) -> Mapping[str, None]:
             found = condition.keys + (() if condition.otherwise is None else tuple(keys_of(condition.otherwise)))
         case AxisIs() | Holds():
             found = ()
+        case AtTop():
+            found = tuple(keys_of(condition.of))
         case Neither() | Every():
             found = tuple(key for part in condition.of for key in keys_of(part))
     return dict.fromkeys(found)

@@ -15,6 +15,7 @@ from glassblock.checkpoint.outer_tensors import embedding_entry, embedding_norm
 from glassblock.checkpoint.reading import ReadMeter, read_rows, torch_dtype
 from glassblock.checkpoint.settings import Sourced, scale_of, size_of
 from glassblock.errors import FamilyMismatch, InvalidValue
+from glassblock.numerics.dtypes import name_of_dtype
 
 
 class EmbeddingRows(NamedTuple):
@@ -124,7 +125,7 @@ def _scaled(
     if isinstance(row.embedding_scale, SquareRoot) and row.embedding_scale.rounded:
         # As the models do: the multiplier is rounded to the weights' dtype before it multiplies.
         rounded = torch.tensor(multiplier.value, dtype=x.dtype, device=x.device)
-        to = entry.dtype if x.dtype is torch_dtype(entry) else str(x.dtype).removeprefix("torch.")
+        to = entry.dtype if x.dtype is torch_dtype(entry) else name_of_dtype(x.dtype)
         return x * rounded, Sourced(float(rounded), f"{multiplier.source}, rounded to {to}")
     return x * multiplier.value, multiplier
 

@@ -31,8 +31,10 @@ from glassblock.numerics.fused_layouts import RowLayout
 from glassblock.numerics.wiring import Placement
 
 __all__ = [
+    "ROLES_OF",
     "Architecture",
     "AttentionRow",
+    "Branch",
     "FeedForwardRow",
     "FusedProjection",
     "LatentAttentionRow",
@@ -88,6 +90,11 @@ Role = Literal[
     "kv_compressed",
     "index_compressed",
 ]
+Branch = Literal["ffn", "attention"]
+ROLES_OF: Mapping[Branch, tuple[Role, Role, Role]] = MappingProxyType(
+    {"ffn": ("ffn_in", "ffn_out", "resid_ffn"), "attention": ("attn_in", "attn_out", "resid_attn")}
+)
+"""The norms in a branch's input, output and residual places, as `Wiring` has them."""
 """Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer, on
 queries, on keys, on values, on their compressed forms, in front of the projection back to the model's width, on
 embedding rows; where a dense network and a mixture run side by side, on what experts read and return, and on what
@@ -140,6 +147,8 @@ class FeedForwardRow:
         layout: How its weights are stored.
         down_layout: The same for `down`, where that differs.
         down_bias: Whether `down` has a bias, where that is a question of its own.
+        bias_in_files: Whether an argument that no config tells leaves biases out or puts them in, so that `bias` is no
+            more than its default: what the files hold in any layer all of them have.
         gating: How gate and up meet, as `numerics.activations.GATINGS` knows it.
         gating_parameters: The numbers that this gating needs.
         activation_tensors: Names of the tensors that a learned activation needs, by parameter, relative to the layer.
@@ -159,6 +168,7 @@ class FeedForwardRow:
     layout: Layout = "out_in"
     down_layout: Layout | None = None
     down_bias: Setting[bool] | None = None
+    bias_in_files: bool = False
     gating: str = "product"
     gating_parameters: Mapping[str, Setting[float]] = field(default_factory=lambda: MappingProxyType({}))
     activation_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -46,6 +46,7 @@ _CONDITIONS: Mapping[str, type] = MappingProxyType(
         "holds": conditions.Holds,
         "says": conditions.Says,
         "axis-is": conditions.AxisIs,
+        "at-top": conditions.AtTop,
         "neither": conditions.Neither,
         "every": conditions.Every,
     }

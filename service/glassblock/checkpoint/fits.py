@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from glassblock.checkpoint.layer_map import resolve_layer
+from glassblock.checkpoint.name_fits import NamesFit, name_fits
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.recognition import NamesFit, name_fits
 
 MAX_NEAR = 16
 """Families told of that do not fit; the nearest come first."""

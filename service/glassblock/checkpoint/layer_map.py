@@ -17,9 +17,9 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.outer_tensors import (
     wanted_outside,
 )
-from glassblock.checkpoint.settings import Sourced, blocks_of, eps_of, flag_of
+from glassblock.checkpoint.settings import Sourced, blocks_of, eps_of
 from glassblock.checkpoint.variants import row_in
-from glassblock.checkpoint.wanted_tensors import wanted_in_layer
+from glassblock.checkpoint.wanted_tensors import biases_of, wanted_in_layer
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, InvalidValue
 
 
@@ -118,7 +118,7 @@ def _has_bias(checkpoint: Checkpoint, row: Architecture) -> Sourced[bool]:
     network = next(iter(row.networks), None)
     if network is None:
         return Sourced(value=False, source=f"family {row.name}: a layer without a network")
-    return flag_of(checkpoint.config, row, network.bias)
+    return biases_of(checkpoint, network)[0]
 
 
 def _cut_faults(networks: Iterable[NetworkTensors], layer: int) -> Iterator[LayerFault]:
@@ -169,7 +169,8 @@ def resolve_layers(checkpoint: Checkpoint) -> tuple[Mapping[int, LayerTensors], 
         for layer in checkpoint.layer_indices:
             layers[layer], found = resolve_layer(checkpoint, layer, sizes=sizes)
             faults.extend(found)
-        faults.extend(look_up(checkpoint, tuple(wanted_outside(checkpoint, sizes)), sizes, None)[1])
+        last = layers[checkpoint.layer_indices[-1]].row if checkpoint.layer_indices else None
+        faults.extend(look_up(checkpoint, tuple(wanted_outside(checkpoint, sizes, last)), sizes, None)[1])
     except DamagedCheckpoint:
         return MappingProxyType({}), ()
     kept = tuple(fault for fault in faults if not checkpoint.explains_absence(fault.tensor))

@@ -4,13 +4,11 @@ Weights come out `[out, in]` whatever the file stores: transposing and splitting
 the tensors asked for are read.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from glassblock.checkpoint.config import ConfigFile
-from glassblock.checkpoint.family import Architecture, FeedForwardRow, Role, Setting
+from glassblock.checkpoint.family import ROLES_OF, Architecture, Branch, FeedForwardRow, Role, Setting
 from glassblock.checkpoint.fitting import row_of
 from glassblock.checkpoint.layer_map import (
     layer_tensors,
@@ -38,8 +36,6 @@ from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.fused_layouts import split_rows
 from glassblock.numerics.norms import Norm, norm_kind_named
 from glassblock.numerics.wiring import Placement, Wiring
-
-_ATTENTION_ROLES: tuple[Role, Role, Role] = ("attn_in", "attn_out", "resid_attn")
 
 
 def load_feed_forward(
@@ -143,12 +139,11 @@ def wiring_of(
     device: torch.device | str,
     meter: ReadMeter,
     *,
-    branch: Literal["ffn", "attention"] = "ffn",
+    branch: Branch = "ffn",
 ) -> Wiring:
     """The norms around one branch of a layer, and how it joins the residual stream."""
     row, config = tensors.row, checkpoint.config
     first = branch == "ffn"
-    roles: tuple[Role, Role, Role] = ("ffn_in", "ffn_out", "resid_ffn") if first else _ATTENTION_ROLES
 
     def norm(role: Role) -> Norm | None:
         found = tensors.norms.get(role)
@@ -157,7 +152,7 @@ def wiring_of(
     gain = tensors.branch_gain if first else None
     return Wiring(
         row.placement if first or row.attention_placement is None else row.attention_placement,
-        *(norm(role) for role in roles),
+        *(norm(role) for role in ROLES_OF[branch]),
         residual_scale=number_of(config, row, row.residual_scale).value,
         branch_scale=branch_scale_of(config, row, row.branch_scale, checkpoint.layers).value,
         branch_gain=None if gain is None else read_tensor(gain, device, meter),

@@ -14,15 +14,8 @@ from glassblock.checkpoint.contents import Contents, read_contents
 from glassblock.checkpoint.entries import Container, ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture, Trunk
 from glassblock.checkpoint.index import Index, IndexFault
-from glassblock.checkpoint.recognition import (
-    PartWithin,
-    family_named,
-    find_trunk,
-    no_trunk,
-    part_within,
-    recognise,
-    with_fitting,
-)
+from glassblock.checkpoint.name_fits import find_trunk
+from glassblock.checkpoint.recognition import PartWithin, family_named, no_trunk, part_within, recognise, with_fitting
 from glassblock.checkpoint.roots import Roots
 from glassblock.checkpoint.settings import Sourced, config_faults, size_of
 from glassblock.checkpoint.shard_names import is_shard

@@ -8,6 +8,7 @@ from glassblock.checkpoint.fitting import Axis, LayerFault, Sizes, Wanted, look_
 from glassblock.checkpoint.layer_parts import NormTensors, norm_in
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.wanted_tensors import wanted_of_norm
+from glassblock.numerics.wiring import Placement
 
 
 def embedding_entry(checkpoint: Checkpoint) -> TensorEntry | None:
@@ -54,9 +55,16 @@ def _outer_norm(checkpoint: Checkpoint, norm: NormRow | None) -> tuple[NormTenso
     return norm_in(norm, found), faults
 
 
-def wanted_outside(checkpoint: Checkpoint, sizes: Sizes) -> Iterator[Wanted]:
-    """The tensors outside the layers: embedding, head, positions, and the norms around them."""
+def wanted_outside(checkpoint: Checkpoint, sizes: Sizes, last: Architecture | None = None) -> Iterator[Wanted]:
+    """The tensors outside the layers: embedding, head, positions, and the norms around them.
+
+    Args:
+        checkpoint: The checkpoint.
+        sizes: What is known of sizes.
+        last: The family's row in the last layer. One that ends in a norm of its own, as BERT's, may have none after it.
+    """
     row, prefix = row_of(checkpoint), trunk_prefix(checkpoint)
+    ended = last is not None and last.placement is Placement.POST and last.norm("final") is None
     narrow = row.embedding_projections is not None
     axes = (Axis(("vocab",)), Axis(("embedding_width" if narrow else "hidden",)))
     embedding = embedding_name(checkpoint)
@@ -68,7 +76,7 @@ def wanted_outside(checkpoint: Checkpoint, sizes: Sizes) -> Iterator[Wanted]:
     yield from _embedding_projections(row, prefix, sizes)
     if row.positions is not None:
         yield Wanted("positions", "positions", prefix + row.positions.name, (Axis(None), Axis(("hidden",))))
-    for norm in (row.embedding_norm, row.norm("final")):
+    for norm in (row.embedding_norm, None if ended else row.norm("final")):
         if norm is not None:
             yield from wanted_of_norm(norm, prefix, sizes, denied_by=f"family {row.name}")
 

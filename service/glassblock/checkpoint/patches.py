@@ -12,18 +12,14 @@ from typing import cast
 
 from glassblock.checkpoint.changes import Change, altered
 from glassblock.checkpoint.config import ConfigFile
-from glassblock.checkpoint.container import MAX_HEADER_BYTES, layout_faults
 from glassblock.checkpoint.contents import INDEX_NAME, Contents
-from glassblock.checkpoint.entries import Container, TensorEntry
+from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.index import Index
 from glassblock.checkpoint.opened import Checkpoint, assemble
+from glassblock.checkpoint.rewriting import REWRITABLE, Rewritten, rewritten, shortened
 from glassblock.checkpoint.shard_names import series_of
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import DamagedCheckpoint, InvalidValue
-
-_LENGTH_BYTES = 8
-_ALIGNMENT = 8
-_REWRITABLE = frozenset({"hole", "trailing-bytes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +90,6 @@ class LoseEnd:
 
 Edit = Rename | Alter | Drop | Stand | Declare | Relist | Compact | LoseFile | LoseEnd
 Patch = tuple[Edit, ...]
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """A weight file that differs.
-
-    Attributes:
-        container: As its header would be read.
-        header: The header, with the eight bytes of its length.
-        was: The file that is there.
-        header_only: Whether its data stay where they are, so that the header can be exchanged in place.
-    """
-
-    container: Container
-    header: bytes
-    was: Container
-    header_only: bool
 
 
 @dataclass(frozen=True)
@@ -193,7 +172,7 @@ class _Sketch:
         if container is None:
             raise InvalidValue(f"there is no weight file {name}", file=name, field="patch")
         for fault in container.faults:
-            if fault.kind not in _REWRITABLE:
+            if fault.kind not in REWRITABLE:
                 raise DamagedCheckpoint(
                     f"{name} cannot be rewritten: {fault.message}", file=name, byte=fault.byte, hint=fault.hint
                 )
@@ -209,14 +188,14 @@ class _Sketch:
 
     def draft(self) -> Draft:
         """What comes of it."""
-        files = {name: _rewritten(self.contents.containers[name], self.tensors[name]) for name in self.touched}
+        files = {name: rewritten(self.contents.containers[name], self.tensors[name]) for name in self.touched}
         containers = {
             name: files[name].container if name in files else container
             for name, container in self.contents.containers.items()
             if name not in self.lost
         }
         for name, count in self.cut.items():
-            containers[name] = _shortened(containers[name], count)
+            containers[name] = shortened(containers[name], count)
         config, texts = self.contents.config, dict[str, bytes]()
         if config is not None and self.config is not None:
             config = ConfigFile(config.path, MappingProxyType(self.config))
@@ -356,60 +335,6 @@ _EDITS: Mapping[type[Edit], Callable[[_Sketch, "object"], None]] = cast(
         }
     ),
 )
-
-
-def _rewritten(was: Container, tensors: Mapping[str, TensorEntry]) -> Rewritten:
-    """The file with these tensors, in this order, one behind the other."""
-    offsets: dict[str, int] = {}
-    reached = 0
-    for name, entry in tensors.items():
-        offsets[name] = reached
-        reached += entry.bytes
-    header = _header(was, tensors, offsets)
-    data_start = _LENGTH_BYTES + was.header_bytes
-    places = sorted((entry.start, entry.stop) for entry in was.entries.values())
-    kept = (
-        not any(fault.kind in _REWRITABLE for fault in was.faults)
-        and len(header) <= was.header_bytes
-        and list(was.entries.values()) == list(tensors.values())
-        and [(data_start + offsets[name], entry.stop) for name, entry in tensors.items()] == places
-    )
-    length = was.header_bytes if kept else -(-len(header) // _ALIGNMENT) * _ALIGNMENT
-    if length > MAX_HEADER_BYTES:
-        raise InvalidValue(f"the header of {was.file.name} would be longer than the format allows", field="patch")
-    header = length.to_bytes(_LENGTH_BYTES, "little") + header.ljust(length)
-    size = len(header) + reached
-    identity = None if was.identity is None else replace(was.identity, size=size)
-    entries = tuple(
-        replace(altered(entry, start=len(header) + offsets[name], name=name), identity=identity, file=was.file)
-        for name, entry in tensors.items()
-    )
-    container = replace(
-        was,
-        size=size,
-        header_bytes=length,
-        entries=MappingProxyType({entry.name: entry for entry in entries}),
-        faults=tuple(layout_faults(entries, was.file, len(header), size)),
-    )
-    return Rewritten(container, header, was, header_only=kept)
-
-
-def _header(was: Container, tensors: Mapping[str, TensorEntry], offsets: Mapping[str, int]) -> bytes:
-    fields: dict[str, object] = {"__metadata__": dict(was.metadata)} if was.metadata else {}
-    for name, entry in tensors.items():
-        span = [offsets[name], offsets[name] + entry.bytes]
-        fields[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": span}
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _shortened(container: Container, count: int) -> Container:
-    size = max(container.size - count, 0)
-    entries = {
-        name: replace(entry, identity=None if entry.identity is None else replace(entry.identity, size=size))
-        for name, entry in container.entries.items()
-    }
-    faults = layout_faults(tuple(entries.values()), container.file, _LENGTH_BYTES + container.header_bytes, size)
-    return replace(container, size=size, entries=MappingProxyType(entries), faults=tuple(faults))
 
 
 def _index_text(index: Index) -> bytes:

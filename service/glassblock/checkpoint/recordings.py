@@ -6,9 +6,16 @@ from pathlib import Path
 
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.roots import Roots, checked_file
+from glassblock.checkpoint.roots import Roots, checked_file, shown
 from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
-from glassblock.errors import AccessRefused, GlassblockError, InvalidValue, TooLarge
+from glassblock.errors import (
+    AccessRefused,
+    GlassblockError,
+    InvalidValue,
+    NotFound,
+    TooLarge,
+    UnknownCheckpoint,
+)
 
 MAX_FILES = 10_000
 """In one recording."""
@@ -32,12 +39,18 @@ def open_recording(roots: Roots, name: str) -> Recording:
 
     Raises:
         InvalidValue: It holds no safetensors file, or a damaged one, or one without tensors; the field is `captures`.
-        UnknownCheckpoint, AccessRefused: As `Roots.resolve`, of the field `captures`.
+        NotFound, AccessRefused: Nothing has that name, or it may not be looked at; the field is `captures`.
         TooLarge: It has too many files.
     """
     try:
         path = roots.resolve(name)
         return Recording(name, {file.stem: _entries(file, roots) for file in _files(path, name)})
+    except UnknownCheckpoint:
+        raise NotFound(
+            f"there are no captures {shown(name)}",
+            field="captures",
+            hint="Name a safetensors file under the roots of the service, or a folder of them.",
+        ) from None
     except GlassblockError as error:
         error.field = "captures"
         raise

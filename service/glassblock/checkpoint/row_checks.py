@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from glassblock.checkpoint.family import (
+    ROLES_OF,
     Architecture,
     FeedForwardRow,
     FusedProjection,
@@ -22,17 +23,7 @@ from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, GATINGS, LEARNED_ACTIVATIONS
 from glassblock.numerics.norms import NORM_KINDS
-from glassblock.numerics.wiring import Placement
-
-_NORMS_OF: Mapping[Placement, tuple[str, ...]] = MappingProxyType(
-    {
-        Placement.PRE: ("ffn_in",),
-        Placement.PARALLEL: ("ffn_in",),
-        Placement.POST: ("resid_ffn",),
-        Placement.SANDWICH: ("ffn_in", "ffn_out"),
-        Placement.BRANCH_OUTPUT: ("ffn_out",),
-    }
-)
+from glassblock.numerics.wiring import NORM_PLACES, NORMS_OF
 
 
 def check_row(row: Architecture, *, field: str) -> None:
@@ -115,8 +106,8 @@ def _check_norms(row: Architecture, groups: list[tuple[NormRow, ...]], field: st
         if norm.per_head and not norm.width:
             refuse(f"{where}.width", "names no size, and there is a norm for each of the first", "Name that size.")
         _check_sizes(row, norm.width or (), f"{where}.width")
-    for role in _NORMS_OF[row.placement]:
-        if not any(norm.role == role for group in groups for norm in group):
+    for role, place in zip(ROLES_OF["ffn"], NORM_PLACES, strict=True):
+        if place in NORMS_OF[row.placement] and not any(norm.role == role for group in groups for norm in group):
             refuse(
                 f"{field}.norms",
                 f"has none in the role {role}, which the placement {row.placement.value} needs",

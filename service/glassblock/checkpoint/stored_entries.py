@@ -17,6 +17,7 @@ from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.storage import StorageFault
 from glassblock.checkpoint.storages_codebook import STATE_MARK
 from glassblock.checkpoint.stored_weights import StoredWeight, read_stored, stored_weight
+from glassblock.numerics.dtypes import name_of_dtype
 
 READ_AS = torch.float32
 """What stored weights are dequantised to: wide enough that no form loses by it."""
@@ -116,5 +117,5 @@ def codes_like_numbers(entries: Mapping[str, TensorEntry]) -> dict[str, str]:
 def storage_notes(weights: Iterable[TensorEntry]) -> tuple[str, ...]:
     """In words, how those of the weights that are quantised are stored and what they were made to."""
     details = (entry.stored.layout.detail for entry in weights if isinstance(entry, StoredEntry) and entry.stored)
-    made = str(READ_AS).removeprefix("torch.")
+    made = name_of_dtype(READ_AS)
     return tuple(f"weights: stored as {detail}; dequantised to {made}" for detail in dict.fromkeys(details))

@@ -51,11 +51,11 @@ def _circumstances(
     prefix: str = "",
     shape: Shape = lambda _name: None,
 ) -> Circumstances:
-    def declared(keys: tuple[str, ...]) -> object:
-        found = None if config is None else find(config, row, keys)
+    def declared(keys: tuple[str, ...], within: Architecture = row) -> object:
+        found = None if config is None else find(config, within, keys)
         return None if found is None else found.value
 
-    return Circumstances(declared, layer, prefix, shape)
+    return Circumstances(declared, layer, prefix, shape, lambda keys: declared(keys, replace(row, nested=())))
 
 
 def _varied(row: Architecture, variants: tuple[Variant, ...], at: Circumstances) -> Architecture:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from glassblock.checkpoint.family import Architecture, FeedForwardRow, MixtureRow, NormRow
-from glassblock.checkpoint.fitting import Axis, Sizes, Wanted, row_of
+from glassblock.checkpoint.fitting import Axis, Sizes, Wanted, layer_prefix, row_of
 from glassblock.checkpoint.layer_parts import MAX_EXPERTS, MAX_HEADS
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.settings import flag_of
+from glassblock.checkpoint.settings import Sourced, flag_of
 
 MAX_ABSENT_EXPERTS = 1_024
 """Experts one after the other that are looked for and absent; those beyond are not looked for."""
@@ -85,9 +85,7 @@ def _of_network(
     checkpoint: Checkpoint, row: FeedForwardRow, prefix: str, network: str, *, stack: MixtureRow | None = None
 ) -> Iterator[Wanted]:
     """The tensors of one network, or of a stack of them; `network` is put in front of each part's name."""
-    family = row_of(checkpoint)
-    has_bias = flag_of(checkpoint.config, family, row.bias)
-    down_bias = has_bias if row.down_bias is None else flag_of(checkpoint.config, family, row.down_bias)
+    has_bias, down_bias = biases_of(checkpoint, row)
     first, last = row.layouts
     inner, outer, both = Axis(row.width), Axis((row.outer,)), Axis(row.width, times=2)
     for part, projection, rows, columns, layout, declared in (
@@ -111,6 +109,28 @@ def _of_network(
         yield Wanted(place, "bias", bias_name, bias, declared=declared.value, denied_by=declared.source)
     for parameter, name in row.activation_tensors.items():
         yield Wanted(f"{network}.{parameter}", "activation", prefix + name.replace("{j}", network), None)
+
+
+def biases_of(checkpoint: Checkpoint, row: FeedForwardRow) -> tuple[Sourced[bool], Sourced[bool]]:
+    """Whether the first projections of a network have biases, and whether `down` has one, and who says so.
+
+    Raises:
+        DamagedCheckpoint: The config holds something else than true or false there.
+    """
+    config, family = checkpoint.config, row_of(checkpoint)
+    if row.bias_in_files:
+        firsts = [part.bias for part in (row.gate, row.up, row.fused) if part is not None]
+        return _held(checkpoint, firsts), _held(checkpoint, [row.down.bias])
+    first = flag_of(config, family, row.bias)
+    return first, first if row.down_bias is None else flag_of(config, family, row.down_bias)
+
+
+def _held(checkpoint: Checkpoint, names: list[str]) -> Sourced[bool]:
+    """Whether any layer of the files has one of these tensors, which may be those of an expert: then of the first."""
+    prefixes = (layer_prefix(checkpoint, layer) for layer in checkpoint.layer_indices)
+    own = [name.replace("{j}", "0") for name in names]
+    value = any(prefix + name in checkpoint.entries for prefix in prefixes for name in own)
+    return Sourced(value, "its files, in every layer alike")
 
 
 def wanted_of_norm(norm: NormRow, prefix: str, sizes: Sizes, *, denied_by: str) -> Iterator[Wanted]:

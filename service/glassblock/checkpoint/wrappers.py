@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from glassblock.checkpoint.config import ConfigFault
 from glassblock.checkpoint.family import Architecture
-from glassblock.checkpoint.recognition import find_trunk, fitting_by_name
+from glassblock.checkpoint.name_fits import find_trunk, fitting_by_name
 from glassblock.checkpoint.strict_json import shown
 
 _INSERTED = frozenset(

@@ -1,4 +1,4 @@
-"""A patched checkpoint written: as a new directory that is there whole or not at all, or into its headers in place.
+"""A patched checkpoint written as a new directory that is there whole or not at all.
 
 Bytes that stay are copied inside the kernel; of what changes, one tensor at a time is in memory.
 """
@@ -20,8 +20,9 @@ import torch
 from glassblock.checkpoint.changes import AlteredEntry, unmoved
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.files import FileIdentity, identity_now, open_regular
-from glassblock.checkpoint.patches import Draft, Rewritten
+from glassblock.checkpoint.patches import Draft
 from glassblock.checkpoint.reading import read_chunks
+from glassblock.checkpoint.rewriting import Rewritten
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.errors import AccessRefused, DamagedCheckpoint, InvalidValue
 

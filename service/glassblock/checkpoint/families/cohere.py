@@ -13,6 +13,7 @@ from glassblock.checkpoint.families.attention_makers import (
 from glassblock.checkpoint.families.llama import LLAMA
 from glassblock.checkpoint.families.makers import (
     EPS_LAYER_NORM,
+    HEAD_OF_A_LARGER_MODEL,
     NEVER,
     SILU,
     TIED,
@@ -53,6 +54,7 @@ COHERE = like(
     placement=Placement.PARALLEL,
     tied=TIED,
     config_variants=(
+        HEAD_OF_A_LARGER_MODEL,
         where(
             "use_qk_norm",
             equals=True,
@@ -89,7 +91,7 @@ COHERE2 = like(
     "Cohere2ForCausalLM",
     "Cohere2Model",
     sizes=sizes(8192, 22528, 40, 64, 256000, kv_heads=64),
-    config_variants=(),
+    config_variants=(HEAD_OF_A_LARGER_MODEL,),
     attention=heads(
         bias=ATTENTION_BIAS,
         window=WINDOW_4096,

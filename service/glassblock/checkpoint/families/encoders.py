@@ -102,7 +102,7 @@ MODERNBERT = Architecture(
         "ModernBertDecoderForCausalLM",
         "ModernBertDecoderModel",
     ),
-    trunks=(Trunk("model.", "decoder.weight"), Trunk("", None)),
+    trunks=(Trunk("model.", "decoder.weight"), Trunk("", None), Trunk("model.text_model.", "lm_head.weight")),
     layer="layers.{i}.",
     sizes=sizes(768, 1152, 22, 12, 50368),
     feed_forward=fused_network("mlp.Wi", "mlp.Wo", activation=Setting(("hidden_activation",), "gelu"), bias=MLP_BIAS),

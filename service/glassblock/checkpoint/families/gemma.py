@@ -27,6 +27,7 @@ from glassblock.checkpoint.families.attention_makers import (
 from glassblock.checkpoint.families.makers import (
     EPS_6,
     GELU_TANH,
+    HEAD_OF_A_LARGER_MODEL,
     NEVER,
     PRE_NORMS,
     SANDWICH_NORMS,
@@ -146,11 +147,14 @@ GEMMA3 = like(
         windowed_rotary=rotary_under("sliding_attention", 10000.0, "rope_local_base_freq"),
     ),
     logits=_CAPPED_IF_SAID,
-    config_variants=(where("use_bidirectional_attention", equals=True, default=False, attention=None),),
+    config_variants=(
+        HEAD_OF_A_LARGER_MODEL,
+        where("use_bidirectional_attention", equals=True, default=False, attention=None),
+    ),
     notes=(
         "Gains are stored as w and used as 1 + w. GGUF files hold 1 + w already.",
         "post_attention_layernorm is the norm on the attention output, not the one in front of the network.",
-        "No code reads attn_logit_softcapping, nor under images final_logit_softcapping: released configs have null.",
+        "No code reads attn_logit_softcapping, nor that with images final_logit_softcapping.",
     ),
 )
 

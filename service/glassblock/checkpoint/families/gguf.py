@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from glassblock.checkpoint.conditions import Every, Holds, either, unless
-from glassblock.checkpoint.families.makers import linear, norms
+from glassblock.checkpoint.families.makers import ALWAYS, Places, linear, norms, plain
 from glassblock.checkpoint.families.mixture_makers import fused_network, network
 from glassblock.checkpoint.families.natives import unsized
 from glassblock.checkpoint.families.wirings import Wiring, wired_by_norms, wirings
@@ -18,6 +18,7 @@ from glassblock.checkpoint.family import (
     Architecture,
     FeedForwardRow,
     MixtureRow,
+    Role,
     Setting,
     SizeSetting,
     SquareRoot,
@@ -48,20 +49,39 @@ _FOREIGN = (
     *("attn_norm_2", "attn_output_norm", "layer_output_norm", "ffn_sub_norm", "ffn_norm_exps", "post_norm"),
     *("laurel_post_norm", "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2", "layer_output_scale"),
 )
-_NOT_WIRED_HERE = (
-    Variant(
-        either(*(Holds(f"{name}.weight") for name in _FOREIGN)),
-        MappingProxyType(
-            {"not_run": f"they have norms whose place no name tells ({', '.join(_FOREIGN[:4])} or another)"}
-        ),
-    ),
-    Variant(
-        either(*(Holds(f"{name}.bias") for name in _NORMS)),
-        MappingProxyType(
-            {"not_run": "their norms have biases: they are LayerNorms, which the names do not tell apart"}
-        ),
-    ),
+_NOT_WIRED_HERE = Variant(
+    either(*(Holds(f"{name}.weight") for name in _FOREIGN)),
+    MappingProxyType({"not_run": f"they have norms whose place no name tells ({', '.join(_FOREIGN[:4])} or another)"}),
 )
+
+
+# GPT-2, Falcon, StarCoder2, BERT and their like: LayerNorms, most of them around networks without a gate. The place of
+# their norms is known by name; what the activation is, no name tells.
+_BERTS = Every((Holds("layer_output_norm.weight"), unless(Holds("attn_norm.weight"))))  # Grok has both
+_LAYER_NORMED = either(_BERTS, *(Holds(f"{name}.bias") for name in _NORMS))
+_PLAIN = plain(Setting((), "gelu"), ALWAYS, up="ffn_up", down="ffn_down")
+
+
+def _layer_normed(eps: Setting[float], *, dense: FeedForwardRow) -> Iterator[Variant]:
+    """Layers with LayerNorms: their norms, and a network without a gate where they have none."""
+    final: tuple[Role, str] = ("final", "output_norm")
+    into: tuple[Role, str] = ("attn_in", "attn_norm")
+    read: tuple[Role, str] = ("ffn_in", "ffn_norm")
+    ended: Places = (("resid_attn", "attn_output_norm"), ("resid_ffn", "layer_output_norm"))
+    for when, placement, places in (
+        (_LAYER_NORMED, Placement.PARALLEL, (into, final)),
+        (Every((_LAYER_NORMED, Holds("ffn_norm.weight"))), Placement.PRE, (into, read, final)),
+        (_BERTS, Placement.POST, ended),
+    ):
+        changes = {
+            "norms": norms("layernorm", eps, *places, has_bias=True),
+            "placement": placement,
+            "not_run": "their norms are LayerNorms: of models with them no name tells the activation",
+        }
+        yield Variant(when, MappingProxyType(changes))
+    if dense.gate is not None:
+        ungated = Every((_LAYER_NORMED, Holds("ffn_up.weight"), unless(Holds("ffn_gate.weight"))))
+        yield Variant(ungated, MappingProxyType({"feed_forward": replace(_PLAIN, bias_in_files=True)}))
 
 
 def _gguf(
@@ -98,7 +118,8 @@ def _gguf(
                 sandwich=sandwich,
             ),
             *more_variants,
-            *_NOT_WIRED_HERE,
+            _NOT_WIRED_HERE,
+            *_layer_normed(eps, dense=dense),
         ),
         **more,
     )
@@ -106,12 +127,12 @@ def _gguf(
 
 def _mixtures(activation: Setting[str]) -> Iterator[Variant]:
     """Layers with experts: gate and up apart or in one tensor, without and with a network that every token passes."""
-    wide: dict[str, Any] = {"activation": activation, "width": ("expert_width",)}
+    wide: dict[str, Any] = {"activation": activation, "width": ("expert_width",), "bias_in_files": True}
     names = [f"ffn_{part}_exps" for part in ("gate", "up", "down")]
     apart = network("", (names[0], names[1], names[2]), **wide)
     fused = fused_network("ffn_gate_up_exps", "ffn_down_exps", **wide)
     shared_names = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-    shared = network("", shared_names, activation=activation, width=("shared_width",))
+    shared = network("", shared_names, activation=activation, width=("shared_width",), bias_in_files=True)
     for held, experts in (("ffn_gate_exps.weight", apart), ("ffn_gate_up_exps.weight", fused)):
         mixture = MixtureRow(linear("ffn_gate_inp"), experts, arrangement="stacked", correction="exp_probs_b.bias")
         yield Variant(Holds(held), MappingProxyType({"feed_forward": None, "mixture": mixture}))
@@ -129,7 +150,7 @@ _TIED = Setting((), default=True)
 
 GGUF = _gguf(
     "gguf",
-    network("", _NAMES, activation=_SILU),
+    network("", _NAMES, activation=_SILU, bias_in_files=True),
     "rms_llama",
     _FIXED_EPS_5,
     *_mixtures(_SILU),
@@ -137,6 +158,7 @@ GGUF = _gguf(
     tied=_UNTIED,
     notes=(
         "For models built as Llama is, OLMo 2 and Qwen 3 among them. ffn_gate_inp is the router.",
+        "Layers with LayerNorms are audited and not run: BERT's kin, GPT-2's and Falcon's.",
         "post_attention_norm is the norm in front of the network where there is no ffn_norm (gpt-oss).",
         "phi3, glm4 and chatglm put gate and up into ffn_up and have no ffn_gate: they are gguf_fused.",
     ),
@@ -144,7 +166,7 @@ GGUF = _gguf(
 
 GGUF_FUSED = _gguf(
     "gguf_fused",
-    fused_network("ffn_up", "ffn_down", activation=_SILU),
+    fused_network("ffn_up", "ffn_down", activation=_SILU, bias_in_files=True),
     "rms_llama",
     _FIXED_EPS_5,
     tied=_UNTIED,
@@ -153,7 +175,7 @@ GGUF_FUSED = _gguf(
 
 GGUF_GEMMA = _gguf(
     "gguf_gemma",
-    network("", _NAMES, activation=Setting((), "gelu_tanh")),
+    network("", _NAMES, activation=Setting((), "gelu_tanh"), bias_in_files=True),
     "rms_f32mul",
     Setting((), 1e-6),
     tied=_TIED,

@@ -7,6 +7,7 @@ from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS, MULT
 from glassblock.checkpoint.families.llama import LLAMA
 from glassblock.checkpoint.families.makers import (
     EPS_5,
+    HEAD_OF_A_LARGER_MODEL,
     NEVER,
     PRE_NORMS,
     SILU,
@@ -38,6 +39,7 @@ GRANITE = like(
     embedding_scale=Setting(("embedding_multiplier",), 1.0),
     attention=heads(bias=ATTENTION_BIAS, scale=MULTIPLIER),
     logits=LogitsRow(divisor=Setting(("logits_scaling",), 1.0)),
+    config_variants=(HEAD_OF_A_LARGER_MODEL,),
 )
 
 MINICPM3 = like(

@@ -4,7 +4,17 @@ from types import MappingProxyType
 
 from glassblock.checkpoint.conditions import Declares, unless
 from glassblock.checkpoint.families.attention_makers import ATTENTION_BIAS, MULTIPLIER, heads
-from glassblock.checkpoint.families.makers import EPS_6, PRE_NORMS, TRUNKS, UNTIED, like, norms, sizes, source
+from glassblock.checkpoint.families.makers import (
+    EPS_6,
+    HEAD_OF_A_LARGER_MODEL,
+    PRE_NORMS,
+    TRUNKS,
+    UNTIED,
+    like,
+    norms,
+    sizes,
+    source,
+)
 from glassblock.checkpoint.families.mixture_makers import CHOSEN_SOFTMAX, experts_of, fused_network, with_experts
 from glassblock.checkpoint.family import Architecture, LogitsRow, MixtureRow, Setting, SizeSetting, Variant
 from glassblock.numerics.wiring import Placement
@@ -44,6 +54,7 @@ GRANITEMOE = Architecture(
     branch_scale=Setting(("residual_multiplier",), 1.0),
     attention=heads(bias=ATTENTION_BIAS, scale=MULTIPLIER),
     logits=_LOGITS,
+    config_variants=(HEAD_OF_A_LARGER_MODEL,),
     notes=("What every branch adds is multiplied by residual_multiplier.",),
 )
 
@@ -54,6 +65,7 @@ GRANITEMOESHARED = like(
     "GraniteMoeSharedModel",
     sizes=_GRANITE_SIZES,
     config_variants=(
+        HEAD_OF_A_LARGER_MODEL,
         Variant(
             unless(Declares(("shared_intermediate_size",), (0,), 0)),
             MappingProxyType(
@@ -94,6 +106,7 @@ GRANITEMOEHYBRID = like(
     ),
     logits=_LOGITS,
     config_variants=(
+        HEAD_OF_A_LARGER_MODEL,
         Variant(
             Declares(_LOCAL, (0,)),
             MappingProxyType({"sizes": _HYBRID_DENSE_SIZES, "feed_forward": _GRANITE_SHARED, "mixture": None}),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from glassblock.checkpoint.conditions import Declares
+from glassblock.checkpoint.conditions import AtTop, Declares, Says, either
 from glassblock.checkpoint.family import (
     Architecture,
     FeedForwardRow,
@@ -161,6 +161,12 @@ def source(family: str) -> tuple[str, ...]:
         for kind in ("modeling", "configuration")
     )
 
+
+HEAD_OF_A_LARGER_MODEL = Variant(
+    AtTop(either(Says(("text_config",)), Declares(("model_type",), ("gemma3",)))),
+    MappingProxyType({"logits": LogitsRow()}),
+)
+"""Inside a larger model of transformers, whose own class has the head and neither scales nor caps the logits."""
 
 NEVER = Setting[bool]((), default=False)
 ALWAYS = Setting[bool]((), default=True)

@@ -1,6 +1,8 @@
 """Blocks under the names of flash-attn, xformers, timm, diffusers, and the own code of DINOv2 and ESM C."""
 
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from glassblock.checkpoint.conditions import Holds
 from glassblock.checkpoint.families.makers import (
@@ -23,6 +25,8 @@ from glassblock.numerics.wiring import Placement
 _SILU = Setting((), "silu")
 _FIXED_EPS_5 = Setting((), 1e-5)
 _UNTIED = Setting((), default=False)
+_OPTIONAL: dict[str, Any] = {"bias_in_files": True}
+"""Biases are an argument of the network's class, true where nothing is said."""
 
 
 _BLOCK_NORMS = norms(
@@ -37,7 +41,7 @@ FLASH_ATTN = Architecture(
     trunks=(Trunk("transformer.", "lm_head.weight", "transformer.embeddings.word_embeddings.weight"),),
     layer="layers.{i}.",
     sizes=unsized(),
-    feed_forward=fused_network("mlp.fc1", "mlp.fc2", activation=_SILU, order=("up", "gate")),
+    feed_forward=fused_network("mlp.fc1", "mlp.fc2", activation=_SILU, bias=ALWAYS, order=("up", "gate"), **_OPTIONAL),
     norms=norms("rms_f32mul", _FIXED_EPS_5, ("attn_in", "norm1"), ("ffn_in", "norm2"), ("final", "ln_f")),
     placement=Placement.PRE,
     embedding=None,
@@ -55,7 +59,7 @@ DINOV2_NATIVE = Architecture(
     trunks=(Trunk("", None), Trunk("backbone.", None)),
     layer="blocks.{i}.",
     sizes=unsized(),
-    feed_forward=fused_network("mlp.w12", "mlp.w3", activation=_SILU, bias=ALWAYS),
+    feed_forward=fused_network("mlp.w12", "mlp.w3", activation=_SILU, bias=ALWAYS, **_OPTIONAL),
     norms=_BLOCK_NORMS,
     placement=Placement.PRE,
     embedding=None,
@@ -66,7 +70,9 @@ DINOV2_NATIVE = Architecture(
     layer_variants=(
         Variant(
             Holds("mlp.fc1.weight"),
-            MappingProxyType({"feed_forward": plain(Setting((), "gelu"), ALWAYS, up="mlp.fc1", down="mlp.fc2")}),
+            MappingProxyType(
+                {"feed_forward": replace(plain(Setting((), "gelu"), ALWAYS, up="mlp.fc1", down="mlp.fc2"), **_OPTIONAL)}
+            ),
         ),
     ),
     notes=("w12 holds gate and up, the gate first; w3 is the down projection, where Llama's w3 is the up projection.",),
@@ -80,7 +86,7 @@ XFORMERS = Architecture(
     trunks=(Trunk("", None),),
     layer="blocks.{i}.",
     sizes=unsized(),
-    feed_forward=network("mlp.", ("w1", "w2", "w3"), activation=_SILU, bias=ALWAYS),
+    feed_forward=network("mlp.", ("w1", "w2", "w3"), activation=_SILU, bias=ALWAYS, **_OPTIONAL),
     norms=_BLOCK_NORMS,
     placement=Placement.PRE,
     embedding=None,
@@ -99,7 +105,7 @@ TIMM_SWIGLU = Architecture(
     trunks=(Trunk("", None),),
     layer="blocks.{i}.",
     sizes=unsized(),
-    feed_forward=network("mlp.", ("fc1_g", "fc1_x", "fc2"), activation=_SILU, bias=ALWAYS),
+    feed_forward=network("mlp.", ("fc1_g", "fc1_x", "fc2"), activation=_SILU, bias=ALWAYS, **_OPTIONAL),
     norms=_BLOCK_NORMS,
     placement=Placement.PRE,
     embedding=None,
@@ -139,7 +145,7 @@ TIMM_GLU = Architecture(
     layer="blocks.{i}.",
     sizes=unsized(),
     feed_forward=fused_network(
-        "mlp.fc1", "mlp.fc2", activation=Setting((), "sigmoid"), bias=ALWAYS, order=("up", "gate")
+        "mlp.fc1", "mlp.fc2", activation=Setting((), "sigmoid"), bias=ALWAYS, order=("up", "gate"), **_OPTIONAL
     ),
     norms=_BLOCK_NORMS,
     placement=Placement.PRE,
@@ -160,7 +166,7 @@ DIFFUSERS_GLU = Architecture(
     layer="transformer_blocks.{i}.",
     sizes=unsized(),
     feed_forward=fused_network(
-        "ff.net.0.proj", "ff.net.2", activation=Setting((), "gelu"), bias=ALWAYS, order=("up", "gate")
+        "ff.net.0.proj", "ff.net.2", activation=Setting((), "gelu"), bias=ALWAYS, order=("up", "gate"), **_OPTIONAL
     ),
     norms=norms("layernorm", _FIXED_EPS_5, ("attn_in", "norm1"), ("ffn_in", "norm3"), has_bias=True),
     placement=Placement.PRE,

@@ -13,7 +13,6 @@ from glassblock.checkpoint.attention_row import INTERLEAVED, AttentionRow, Score
 from glassblock.checkpoint.conditions import AxisIs, Every, Holds, Says, unless
 from glassblock.checkpoint.families.attention_makers import meta_heads, rotary
 from glassblock.checkpoint.families.makers import (
-    ALWAYS,
     AS_MANY_AS_HEADS,
     HIDDEN_OVER_HEADS,
     PRE_NORMS,
@@ -147,6 +146,7 @@ def _megatron(name: str, *trunks: Trunk) -> Architecture:
         "mlp.experts.local_experts.{j}.linear_fc2",
         activation=_SILU,
         width=("expert_width",),
+        bias_in_files=True,
     )
     final = norms("rms_llama", _MEGATRON_EPS, ("final", "final_layernorm"))
     return Architecture(
@@ -156,7 +156,7 @@ def _megatron(name: str, *trunks: Trunk) -> Architecture:
         trunks=trunks,
         layer="layers.{i}.",
         sizes=unsized(expert_width=SizeSetting((), None)),
-        feed_forward=fused_network("mlp.linear_fc1", "mlp.linear_fc2", activation=_SILU),
+        feed_forward=fused_network("mlp.linear_fc1", "mlp.linear_fc2", activation=_SILU, bias_in_files=True),
         norms=(
             *(
                 NormRow(
@@ -233,7 +233,7 @@ def _litgpt(
         trunks=(Trunk("transformer.", "lm_head.weight"),),
         layer="h.{i}.",
         sizes=unsized(),
-        feed_forward=network("mlp.", _LITGPT, activation=activation),
+        feed_forward=network("mlp.", _LITGPT, activation=activation, bias_in_files=True),
         norms=norms(kind, _EPS_5, ("attn_in", "norm_1"), ("ffn_in", "norm_2"), ("final", "ln_f")),
         placement=Placement.PRE,
         embedding="wte.weight",
@@ -241,10 +241,6 @@ def _litgpt(
         verified="source only",
         sources=("Lightning-AI/litgpt: litgpt/model.py, litgpt/config.py",),
         layer_variants=(
-            Variant(
-                Holds("mlp.fc_1.bias"),
-                MappingProxyType({"feed_forward": network("mlp.", _LITGPT, activation=activation, bias=ALWAYS)}),
-            ),
             *wired_by_norms(
                 wirings("norm_1", "post_attention_norm", "norm_2", "post_mlp_norm"),
                 kind,
@@ -300,7 +296,7 @@ MLX_LM = Architecture(
             "expert_width": SizeSetting(("moe_intermediate_size",), None),
         }
     ),
-    feed_forward=network("mlp.", activation=_SILU),
+    feed_forward=network("mlp.", activation=_SILU, bias_in_files=True),
     norms=norms("rms_llama", Setting(("rms_norm_eps",), 1e-5), *PRE_NORMS),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",
@@ -315,7 +311,7 @@ MLX_LM = Architecture(
                     "feed_forward": None,
                     "mixture": MixtureRow(
                         linear("mlp.gate"),
-                        network("mlp.switch_mlp.", activation=_SILU, width=("expert_width",)),
+                        network("mlp.switch_mlp.", activation=_SILU, width=("expert_width",), bias_in_files=True),
                         arrangement="stacked",
                     ),
                 }

@@ -50,6 +50,7 @@ OPT = Architecture(
     trunks=(
         Trunk("model.decoder.", "lm_head.weight"),
         Trunk("decoder.", "lm_head.weight"),
+        Trunk("language_model.model.decoder.", "language_model.lm_head.weight"),
         Trunk("", "lm_head.weight"),
     ),
     layer="layers.{i}.",

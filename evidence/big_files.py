@@ -12,24 +12,16 @@ import tempfile
 from pathlib import Path
 
 import torch
+from peak_memory import WATCHED
 from record import Promise, publish, table
 
 LAYERS, D, M, SHARDS = 20, 4096, 10240, 4
 PAIRS = 3
 MIB = 2**20
 
-MEASURED = """
-import json, sys, psutil, torch
-from pathlib import Path
-import threading, time
-process, peak, done = psutil.Process(), 0, threading.Event()
-def watch():
-    global peak
-    while not done.is_set():
-        peak = max(peak, process.memory_info().rss)
-        time.sleep(0.01)
-before = process.memory_info().rss
-threading.Thread(target=watch, daemon=True).start()
+MEASURED = (
+    WATCHED
+    + """
 path, start = Path(sys.argv[1]), time.perf_counter()
 if sys.argv[2] == "audit":
     from glassblock.audit.audit import audit_checkpoint
@@ -57,6 +49,7 @@ seconds = time.perf_counter() - start
 done.set()
 print(json.dumps({"peak": peak - before, "read": read, "seconds": seconds}))
 """
+)
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ sys.path.append(str(ROOT / "tests"))
 sys.path.append(str(ROOT / "tools"))
 makers: Any = importlib.import_module("makers")
 plants: Any = importlib.import_module("plants")
+rotary_heads: Any = importlib.import_module("rotary_heads")
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Case:
     """One fault.
 
     Attributes:
-        report: R1 to R21, or the number of a kind that no report stands for.
+        report: R1 to R21, or the number of a kind that no report stands for; a plus for what is of no such kind.
         label: What is broken.
         bases: Names of `BASES` it is rebuilt on.
         change: How, in place.
@@ -311,6 +312,13 @@ def _permuted_experts(model: Model, *, router: bool = True) -> None:
     if router:
         rows = "model.layers.1.block_sparse_moe.gate.weight"
         model.tensors[rows] = old[rows][[2, 0, 3, 1]]
+
+
+def _in_pairs(model: Model, *, kinds: tuple[str, ...] = ("q_proj", "k_proj")) -> None:
+    width = model.config["hidden_size"] // model.config["num_attention_heads"]
+    for name, tensor in model.tensors.items():
+        if name.endswith(tuple(f"{kind}.weight" for kind in kinds)):
+            model.tensors[name] = rotary_heads.into("pairs", tensor, width)
 
 
 def _exchange_down(model: Model) -> None:
@@ -867,6 +875,36 @@ CASES: tuple[Case, ...] = (
         _exchange_down,
         Expect("ffn/mispaired-neurons", "error", "proved", (1,)),
         reference=True,
+    ),
+    Case(
+        "+",
+        "rows of queries and keys in the other rotary order",
+        ("SmolLM2",),
+        _in_pairs,
+        Expect("attention/rotary-order", "error", "statistical"),
+    ),
+    Case(
+        "+",
+        "the same, beside the original",
+        ("tiny-llama",),
+        _in_pairs,
+        Expect("attention/rotary-order", "error", "proved", tuple(range(4))),
+        reference=True,
+    ),
+    Case(
+        "+",
+        "the same, beside the original",
+        ("SmolLM2",),
+        _in_pairs,
+        Expect("attention/rotary-order", "error", "proved", tuple(range(30))),
+        reference=True,
+    ),
+    Case(
+        "+",
+        "rows of keys alone in the other rotary order",
+        ("SmolLM2",),
+        partial(_in_pairs, kinds=("k_proj",)),
+        Open("attention/rotary-order", "a reference checkpoint"),
     ),
     Case("19", "one NaN", BOTH, _nan, Expect("tensor/non-finite", "error", "proved", (LAYER,))),
     Case("20", "ten rows of up zero", BOTH, _dead, Expect("ffn/dead-neurons", "note", "risk", (LAYER,))),

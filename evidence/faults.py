@@ -77,7 +77,8 @@ def main() -> int:
         ),
     ]
     says = (
-        "R1 to R21 are public reports, a number alone is a kind of fault that none of them stands for. Each is rebuilt "
+        "R1 to R21 are public reports, a number alone is a kind of fault that none of them stands for, + a fault of no "
+        "such kind. Each is rebuilt "
         "on a model trained for it (a tiny Llama, one with gate and up in one tensor, a mixture of four experts), on "
         "SmolLM2-135M, or, where no trained one of that family is at hand, on random numbers under its names (gemma3). "
         "A case without a rule must be silent. What is undecidable must be said to be, with the input that would "

@@ -19,13 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from glassblock.numerics.gate_or_up import (
-    GateUpEvidence,
-    Verdict,
-    family_wise_level,
-    gate_up_evidence,
-    judge,
-)
+from glassblock.numerics.gate_or_up import Verdict, family_wise_level, judge
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence
 from glassblock.numerics.near_duplicates import near_duplicate_groups
 from glassblock.numerics.sign_bound import log10_tail_bound, row_moments
 from glassblock.numerics.sign_symmetry import NOISE, SignedRows, SymmetryTest, Ties, certified, fair_signs, randomised

@@ -15,14 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from glassblock.numerics.gate_or_up import (
-    UP_IS_SUSPICIOUS,
-    GateScreen,
-    GateUpEvidence,
-    Verdict,
-    gate_up_evidence,
-    judge,
-)
+from glassblock.numerics.gate_or_up import UP_IS_SUSPICIOUS, GateScreen, Verdict, judge
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence
 from glassblock.numerics.sign_symmetry import NOISE
 from layers import LAYERS, NEURONS, SOURCE, Weights, smollm2_layers
 from record import Promise, publish, short, table

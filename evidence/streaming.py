@@ -11,24 +11,16 @@ import tempfile
 from pathlib import Path
 
 import torch
+from peak_memory import WATCHED
 from record import Promise, publish, table
 
 LAYERS, D, M, HEADS, KV_HEADS, VOCAB, SHARDS = 17, 4096, 11008, 32, 8, 8192, 5
 TOKENS, EARLY = 16, 4
 MIB = 2**20
 
-MEASURED = """
-import json, sys, psutil, torch
-from pathlib import Path
-import threading, time
-process, peak, done = psutil.Process(), 0, threading.Event()
-def watch():
-    global peak
-    while not done.is_set():
-        peak = max(peak, process.memory_info().rss)
-        time.sleep(0.005)
-before = process.memory_info().rss
-threading.Thread(target=watch, daemon=True).start()
+MEASURED = (
+    WATCHED
+    + """
 path, layer, tokens, start = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), time.perf_counter()
 from glassblock.operations.block_runs import run
 from glassblock.operations.store import CheckpointStore
@@ -41,6 +33,7 @@ done.set()
 rms = answer.stages["output"].rms
 print(json.dumps({"peak": peak - before, "read": answer.read.bytes, "seconds": seconds, "rms": rms}))
 """
+)
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from glassblock.numerics.gate_or_up import GateUpEvidence, Verdict, gate_up_evidence, judge
+from glassblock.numerics.gate_or_up import Verdict, judge
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence
 from record import ROOT, Promise, publish, short, table
 from torch import nn
 from uniformity import uniformity_p

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
-from glassblock.numerics.gate_or_up import GateUpEvidence, gate_up_evidence
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence
 from torch import Tensor, nn
 
 CONFIG: dict[str, Any] = {

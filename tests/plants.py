@@ -16,6 +16,7 @@ import torch
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.numerics.fused_layouts import split_rows
 from makers import Tiny, sizes_for, tiny_checkpoint, tiny_config, tiny_tensors
+from rotary_heads import into, trained_heads
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -228,10 +229,6 @@ def _two_epsilons(directory: Path) -> None:
     edit_json("config.json", text_config=tiny_config("llama", Tiny()) | {"rms_norm_eps": 1e-3})(directory)
 
 
-def _stale_index(index: dict[str, Any]) -> None:
-    index["weight_map"]["model.layers.9.x"] = "model-00004-of-00004.safetensors"
-
-
 def link_nowhere(*names: str) -> Callable[[Path], object]:
     """Put links in place of files, as an interrupted download into a cache leaves them."""
 
@@ -305,6 +302,7 @@ def _laid(groups: int) -> Callable[[Path], object]:
     return edit_tensors(lay)
 
 
+_MANY_HEADS = Tiny(layers=8, head_dim=32)
 _EXPERT = "model.layers.1.block_sparse_moe.experts."
 
 
@@ -333,6 +331,36 @@ def _trained_attention() -> dict[str, Tensor]:
     rows = tiny_tensors("mixtral", Tiny())[name]
     lengths = torch.linspace(-1.0, 1.0, len(rows))[:, None].exp()
     return {name: rows * lengths}
+
+
+def _trained_heads(order: str) -> dict[str, Tensor]:
+    """Queries and keys of a llama of `_MANY_HEADS` in that order, in all layers."""
+    tiny, tensors = _MANY_HEADS, dict[str, Tensor]()
+    for layer in range(tiny.layers):
+        queries, keys = trained_heads(
+            order,
+            heads=tiny.heads,
+            kv_heads=tiny.kv_heads,
+            width=tiny.head_dim,
+            channels=tiny.hidden,
+            seed=layer,
+        )
+        prefix = f"model.layers.{layer}.self_attn."
+        tensors[f"{prefix}q_proj.weight"] = queries.flatten(0, 1) * tiny.hidden**-0.5
+        tensors[f"{prefix}k_proj.weight"] = keys.flatten(0, 1) * tiny.hidden**-0.5
+    return tensors
+
+
+def _reorder_heads(order: str, width: int, layer: int | None = None) -> Callable[[Path], object]:
+    """The rows of queries and keys brought into that order, in one layer or in all."""
+
+    def reorder(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            wanted = layer is None or f".{layer}." in name
+            if wanted and name.endswith(("q_proj.weight", "k_proj.weight")):
+                tensors[name] = into(order, tensor, width)
+
+    return edit_tensors(reorder)
 
 
 def _without_experts(*numbers: int) -> Callable[[Path], object]:
@@ -1015,6 +1043,32 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             tensors=trained_mixture(),
             layer=1,
             reference=True,
+        ),
+    ),
+    "attention/rotary-order": (
+        Plant(
+            "pairs for halves, beside the original",
+            _reorder_heads("pairs", 16, layer=1),
+            ("q_proj.weight and", "the rows of its heads lie in pairs, where halves are turned together"),
+            layer=1,
+            reference=True,
+        ),
+        Plant(
+            "pairs for halves",
+            _reorder_heads("pairs", 32),
+            ("trained as pairs of a head, 2i and 2i + 1", "llama turns halves, i and i + 16", "over 8 layers"),
+            tiny=_MANY_HEADS,
+            tensors=_trained_heads("halves"),
+            certainty="statistical",
+        ),
+        Plant(
+            "halves for pairs",
+            _reorder_heads("halves", 32),
+            ("trained as halves of a head", "cohere turns pairs, 2i and 2i + 1"),
+            family="cohere",
+            tiny=_MANY_HEADS,
+            tensors=_trained_heads("pairs"),
+            certainty="statistical",
         ),
     ),
     "quant/scale-missing": (

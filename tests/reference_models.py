@@ -113,8 +113,6 @@ TOGETHER: Mapping[tuple[str, str], Mapping[str, Any]] = {
 }
 # Other packages are needed, and another model type of the same row is built.
 NOT_BUILT = frozenset({"gemma3n"})
-# What the config of a part declares, and the code of the wrapper does not read.
-UNREAD: Mapping[str, tuple[str, ...]] = {"gemma3": ("final_logit_softcapping",)}
 # Tokens of so many streams at once.
 STREAMS: Mapping[str, int] = {"kyutai_speech_to_text": 33}
 # Layers that go on after the add of the feed-forward network: their output is not the block's.
@@ -266,27 +264,42 @@ def build(case: Case, row: Architecture, directory: Path) -> Reference:
     """Build the model, give every parameter a number of its own, and write it."""
     torch.manual_seed(0)
     config = small_config(case, row)
-    model = _auto_class(config, row).from_config(config, attn_implementation="eager").eval()
-    for name, tensor in (*model.named_parameters(), *_persistent_buffers(model)):
-        if not tensor.is_floating_point():
-            continue
-        # Norms and biases of a fresh model are all ones or zeros, which would hide a gain in the wrong place.
-        if tensor.ndim <= 1:
-            tensor.data += 0.2 * torch.randn_like(tensor)
-        else:
-            embedded = "embed" in name or "wte" in name
-            tensor.data = torch.randn_like(tensor) * (1.0 if embedded else tensor.shape[-1] ** -0.5)
+    model = untrained(config, row)
+    for name, tensor in stored_numbers(model):
+        randomise(tensor, scale=1.0 if "embed" in name or "wte" in name else None)
     model.save_pretrained(directory)
     checkpoint = open_checkpoint(directory)
     return Reference(case, model, checkpoint, dict(_owners(model, checkpoint)))
+
+
+def untrained(config: Any, row: Architecture, **options: Any) -> Any:
+    """The model of a config that the row names, as its own code begins it."""
+    return _auto_class(config, row).from_config(config, attn_implementation="eager", **options).eval()
+
+
+def stored_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of real numbers that a model is saved with, by name."""
+    kept = (*model.named_parameters(), *_persistent_buffers(model))
+    return ((name, tensor) for name, tensor in kept if tensor.is_floating_point())
+
+
+def randomise(tensor: torch.Tensor, *, scale: float | None = None) -> None:
+    """Numbers of its own for a parameter: a fresh model's ones and zeros would hide a gain in the wrong place.
+
+    Args:
+        tensor: A gain or a bias moves off what it is; a matrix is drawn anew.
+        scale: Standard deviation of a matrix; one over the root of its width when None.
+    """
+    if tensor.ndim <= 1:
+        tensor.data += 0.2 * torch.randn_like(tensor)
+    else:
+        tensor.data = torch.randn_like(tensor) * (tensor.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def small_config(case: Case, row: Architecture) -> Any:
     """The smallest config of that type that still has every kind of layer, with an epsilon that is no default."""
     cls = transformers.CONFIG_MAPPING[case.model_type]
     values = _small(cls, row) | dict(OVERRIDES.get(case.model_type, {}))
-    for key in UNREAD.get(case.model_type, ()):
-        del values["text_config"][key]
     changes = dict(case.changes)
     for key in dict(changes):
         changes |= TOGETHER.get((case.model_type, key), {})

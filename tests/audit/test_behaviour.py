@@ -14,7 +14,7 @@ from glassblock.audit.audit import AuditCancelled, AuditQuestion, audit_checkpoi
 from glassblock.audit.behaviour_findings import behaviour_summary
 from glassblock.audit.behaviour_hypotheses import exchange, hypotheses_of
 from glassblock.audit.behaviour_types import BehaviourStudy, Hypothesis, Judged, Reading, Weights
-from glassblock.audit.fixes import Unrepaired
+from glassblock.audit.fix import Unrepaired
 from glassblock.audit.gather import gather
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.changes import Add

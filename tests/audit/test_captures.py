@@ -14,7 +14,7 @@ from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.recordings import Recording, open_recording
 from glassblock.checkpoint.roots import Roots
-from glassblock.errors import InvalidValue, UnknownCheckpoint
+from glassblock.errors import InvalidValue, NotFound
 from glassblock.numerics.block import run_block
 from glassblock.numerics.hypotheses import DEFAULTS
 from glassblock.wire.audits import Coverage, Finding, Report
@@ -197,7 +197,7 @@ def test_a_recording_that_is_not_there_or_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidValue, match=r"holds no \.safetensors"):
         open_recording(Roots([tmp_path]), "empty")
-    with pytest.raises(UnknownCheckpoint) as missing:
+    with pytest.raises(NotFound, match="there are no captures") as missing:
         open_recording(Roots([tmp_path]), "nowhere")
     assert missing.value.field == "captures"
 

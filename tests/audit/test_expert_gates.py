@@ -7,7 +7,8 @@ import pytest
 import torch
 from gates import edit_networks, exchange, gated_networks, train
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import Unrepaired, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import repair_of
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.layer_parts import Expert
 from glassblock.checkpoint.layers import gating_of

@@ -13,7 +13,8 @@ import pytest
 import torch
 from gates import edit_config, lay_fused
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import Unrepaired, joined, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import joined, repair_of
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.family_file import parse_family_row

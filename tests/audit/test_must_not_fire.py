@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from glassblock.audit.audit import audit_checkpoint
-from glassblock.wire.audits import Report
+from glassblock.wire.audits import Finding, Report
 from makers import Tiny, tiny_checkpoint, tiny_tensors
 from plants import edit_header, edit_json, edit_tensors, healthy_checkpoint, in_float8, put, trained_mixture
 from safetensors.torch import load_file, save_file
+from told import taken_back
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -18,8 +19,10 @@ NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def audited(directory: Path) -> Report:
-    report = audit_checkpoint(directory)
+    told: list[Finding] = []
+    report = audit_checkpoint(directory, found=told.append)
     assert [finding.message for finding in report.findings if finding.level != "note"] == []
+    assert taken_back(told, report.findings) == []
     assert report.verdict == "pass"
     return report
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import Unrepaired, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import repair_of
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Coverage, Report
 from makers import Tiny, tiny_checkpoint, write_weights

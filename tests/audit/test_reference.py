@@ -14,6 +14,7 @@ from glassblock.errors import InvalidValue
 from glassblock.reports import REPORTS
 from glassblock.wire.audits import ReferenceSummary, Report
 from makers import Tiny, write_weights
+from meta_names import as_meta
 from plants import SINGLE, edit_json, edit_tensors, healthy_checkpoint, put, rename
 from safetensors.torch import load_file
 from torch import Tensor
@@ -141,51 +142,23 @@ def test_the_reverse_of_padding_is_form_as_well(tmp_path: Path) -> None:
 
 # Renamed: other dialects.
 
-META = {
-    "self_attn.q_proj": "attention.wq",
-    "self_attn.k_proj": "attention.wk",
-    "self_attn.v_proj": "attention.wv",
-    "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.up_proj": "feed_forward.w3",
-    "mlp.down_proj": "feed_forward.w2",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "embed_tokens": "tok_embeddings",
-    "lm_head": "output",
+META_HEADS = {"q_proj": 4, "k_proj": 2}
+META_PARAMS = {
+    "dim": 48,
+    "hidden_dim": 112,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 16,
+    "norm_eps": 1e-5,
 }
-
-
-def as_meta(tensors: Mapping[str, Tensor], heads: Mapping[str, int]) -> Tensors:
-    """Meta's names, and the rows of queries and keys in the order of its rotation: pairs, not halves."""
-    made: Tensors = {}
-    for name, tensor in tensors.items():
-        for old, count in heads.items():
-            if f".{old}." in name:
-                width = tensor.shape[0] // count
-                pairs = tensor.view(count, 2, width // 2, -1).transpose(1, 2)
-                tensor = pairs.reshape(tensor.shape).contiguous()  # noqa: PLW2901
-        new = name.removeprefix("model.")
-        for old, other in META.items():
-            new = new.replace(old, other)
-        made[new] = tensor
-    return made
 
 
 def meta_checkpoint(source: Path, directory: Path) -> Path:
     directory.mkdir()
-    write_weights(directory, as_meta(load_file(source / SINGLE), {"q_proj": 4, "k_proj": 2}))
+    write_weights(directory, as_meta(load_file(source / SINGLE), META_HEADS))
     (directory / SINGLE).rename(directory / "consolidated.safetensors")
-    params = {
-        "dim": 48,
-        "hidden_dim": 112,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "head_dim": 16,
-        "norm_eps": 1e-5,
-    }
-    (directory / "params.json").write_text(json.dumps(params))
+    (directory / "params.json").write_text(json.dumps(META_PARAMS))
     return directory
 
 
@@ -480,21 +453,12 @@ def test_metas_experts_meet_mixtrals(tmp_path: Path) -> None:
         name.replace("block_sparse_moe.experts", "feed_forward.experts").replace(
             "block_sparse_moe.gate", "feed_forward.gate"
         ): tensor
-        for name, tensor in as_meta(load_file(source / SINGLE), {"q_proj": 4, "k_proj": 2}).items()
+        for name, tensor in as_meta(load_file(source / SINGLE), META_HEADS).items()
     }
     here = tmp_path / "meta"
     here.mkdir()
     write_weights(here, tensors)
-    params = {
-        "dim": 48,
-        "hidden_dim": 112,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "head_dim": 16,
-        "norm_eps": 1e-5,
-    }
-    (here / "params.json").write_text(json.dumps(params | {"moe": {"num_experts": 4, "num_experts_per_tok": 2}}))
+    (here / "params.json").write_text(json.dumps(META_PARAMS | {"moe": {"num_experts": 4, "num_experts_per_tok": 2}}))
     _, reference = compared(here, source)
     assert (reference.relation, reference.function, reference.unmatched) == ("form", (), ())
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from gates import edit_config, train
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import Unrepaired, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import repair_of
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.patches import patched
 from glassblock.numerics.dequantise_codebook import E2M1, NF4

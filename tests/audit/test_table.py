@@ -31,7 +31,7 @@ def test_every_fault_has_a_rule() -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_rule_explains_itself(rule: Rule) -> None:
-    assert re.fullmatch(r"(container|index|config|tensor|ffn|norm|moe|quant|range)/[a-z0-9-]+", rule.name)
+    assert re.fullmatch(r"(container|index|config|tensor|ffn|attention|norm|moe|quant|range)/[a-z0-9-]+", rule.name)
     for text in (rule.what, rule.hurts, rule.detection, rule.fooled_by):
         assert text.endswith(".")
         assert text[0].isupper() or text.startswith("act(")

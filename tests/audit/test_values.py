@@ -76,6 +76,13 @@ def test_nan_of_eight_bits() -> None:
     assert counts(values_of(tensor, chunk_elements=2)) == (5, 1, 3, True)
 
 
+@pytest.mark.parametrize("dtype", [*NUMBERS, torch.complex64], ids=str)
+def test_nan_is_told_from_infinity(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, float("inf"), float("nan"), -float("inf"), float("nan")]).to(dtype)
+    values = values_of(tensor, chunk_elements=2)
+    assert (values.non_finite, values.nan) == (4, 2)
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])

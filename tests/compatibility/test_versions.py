@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tarfile
@@ -20,6 +19,7 @@ from glassblock.wire.endpoints import ENDPOINTS
 from glassblock.wire.problems import Problem, error_from_problem
 from glassblock.wire.values import SCHEMA_HEADER, SCHEMA_VERSION
 from glassblock_client import Client, exchange
+from served import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "v1"
@@ -106,9 +106,7 @@ def test_the_earlier_client_reads_the_answers_of_this_service(tmp_path: Path) ->
     earlier = tmp_path / "earlier"
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         packed.extractall(earlier, filter="data")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = [sys.executable, "-m", "glassblock_client", "serve", "--checkpoints", str(ROOT / "examples")]
     ours = os.environ | {"PYTHONPATH": f"{ROOT / 'service'}:{ROOT / 'clients'}"}
     theirs = os.environ | {"PYTHONPATH": f"{earlier / 'service'}:{earlier / 'clients'}"}

@@ -7,14 +7,8 @@ from itertools import product
 import pytest
 import torch
 from glassblock.errors import InvalidValue
-from glassblock.numerics.gate_or_up import (
-    GateUpEvidence,
-    Reason,
-    Verdict,
-    family_wise_level,
-    gate_up_evidence,
-    judge,
-)
+from glassblock.numerics.gate_or_up import Reason, Verdict, family_wise_level, judge
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence
 from glassblock.numerics.sign_symmetry import SymmetryTest
 from torch import Tensor
 from torch.nn import functional

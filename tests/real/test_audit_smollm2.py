@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from glassblock.api.entry import repair
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Coverage, Report
-from safetensors.torch import save_file
+from glassblock.wire.repairs import RepairRequest
+from rotary_heads import into
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 pytestmark = pytest.mark.real
 
@@ -50,6 +54,46 @@ def exchanged(directory: Path, layer: int) -> Iterator[None]:
         with path.open("r+b") as file:
             file.seek(8)
             file.write(header)
+
+
+def in_pairs(tensors: dict[str, Tensor], kinds: tuple[str, ...] = ("q_proj", "k_proj")) -> dict[str, Tensor]:
+    """Rows of queries and keys as a conversion leaves them that forgets to reorder them."""
+    ends = tuple(f"{kind}.weight" for kind in kinds)
+    return {name: into("pairs", tensor, 64) if name.endswith(ends) else tensor for name, tensor in tensors.items()}
+
+
+def pairs_checkpoint(smollm2: Any, directory: Path, **more: Any) -> Path:
+    directory.mkdir()
+    save_file(in_pairs(load_file(smollm2.single / "model.safetensors"), **more), directory / "model.safetensors")
+    shutil.copy(smollm2.single / "config.json", directory)
+    return directory
+
+
+def test_its_rotary_order_is_certified_and_the_other_one_found(smollm2: Any, tmp_path: Path) -> None:
+    published = audit_checkpoint(smollm2.single)
+    seen = coverage(published, "attention/rotary-order")
+    assert (seen.checked, seen.undecidable, seen.skipped) == (len(LAYERS), (), ())
+    report = audit_checkpoint(pairs_checkpoint(smollm2, tmp_path / "pairs"))
+    (finding,) = report.findings
+    assert (finding.rule, finding.level, finding.certainty) == ("attention/rotary-order", "error", "statistical")
+    assert finding.evidence["log10_p"] < -50
+    assert abs(finding.evidence["z_other"]) < 3
+    request = RepairRequest(checkpoint="pairs", output="repaired")
+    answer = repair([tmp_path], request, output_root=tmp_path / "out", device="cpu", progress=lambda *_: None)
+    assert (answer.after.verdict, answer.after.findings) == ("pass", ())
+    assert all("brought from pairs into halves" in edit.description for step in answer.steps for edit in step.edits)
+    repaired, original = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "out" / "repaired", smollm2.single)
+    )
+    assert all(torch.equal(repaired[name], tensor) for name, tensor in original.items())
+
+
+@pytest.mark.parametrize("kind", ["q_proj", "k_proj"])
+def test_queries_or_keys_alone_in_the_other_order_are_left_open(smollm2: Any, tmp_path: Path, kind: str) -> None:
+    report = audit_checkpoint(pairs_checkpoint(smollm2, tmp_path / kind, kinds=(kind,)))
+    assert report.findings == ()
+    (open_,) = coverage(report, "attention/rotary-order").undecidable
+    assert "--reference" in open_.would_decide
 
 
 def test_as_published_it_is_silent_and_every_gate_is_certified(smollm2: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import swap_of
+from glassblock.audit.gate_fixes import swap_of
 from glassblock.checkpoint.changes import Add, Cast
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.patches import Alter, Declare, Edit, patched

@@ -11,6 +11,8 @@ import torch
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Report
+from meta_names import as_meta
+from rotary_heads import into
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,19 +20,6 @@ pytestmark = pytest.mark.real
 
 Tensors = dict[str, Tensor]
 SWAPPED = (3, 11, 29)
-
-META = {
-    "self_attn.q_proj": "attention.wq",
-    "self_attn.k_proj": "attention.wk",
-    "self_attn.v_proj": "attention.wv",
-    "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.up_proj": "feed_forward.w3",
-    "mlp.down_proj": "feed_forward.w2",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "embed_tokens": "tok_embeddings",
-}
 
 
 def made(smollm2: Any, directory: Path, change: Callable[[Tensors], Tensors], name: str = "model.safetensors") -> Path:
@@ -52,6 +41,16 @@ def test_resharded_it_is_identical(smollm2: Any) -> None:
     assert report.reference is not None
     assert (report.reference.relation, report.reference.same) == ("identical", report.reference.mapped)
     assert [finding for finding in report.findings if finding.level == "error"] == []
+
+
+def test_rows_in_pairs_are_proved_layer_by_layer(smollm2: Any, tmp_path: Path) -> None:
+    def in_pairs(tensors: Tensors) -> Tensors:
+        ends = ("q_proj.weight", "k_proj.weight")
+        return {name: into("pairs", tensor, 64) if name.endswith(ends) else tensor for name, tensor in tensors.items()}
+
+    report = compared(made(smollm2, tmp_path / "pairs", in_pairs), smollm2.single)
+    assert {(finding.rule, finding.certainty) for finding in report.findings} == {("attention/rotary-order", "proved")}
+    assert [finding.layer for finding in report.findings] == list(range(30))
 
 
 def test_through_float16_and_back_it_is_what_the_numbers_say(smollm2: Any, tmp_path: Path) -> None:
@@ -103,16 +102,7 @@ def test_exchanged_in_three_layers(smollm2: Any, tmp_path: Path) -> None:
 
 def test_under_metas_names_it_is_the_same_model(smollm2: Any, tmp_path: Path) -> None:
     def renamed(tensors: Tensors) -> Tensors:
-        meta: Tensors = {}
-        for name, tensor in tensors.items():
-            for part, heads in (("q_proj", 9), ("k_proj", 3)):
-                if part in name:
-                    pairs = tensor.view(heads, 2, 32, -1).transpose(1, 2)
-                    tensor = pairs.reshape(tensor.shape).contiguous()  # noqa: PLW2901
-            new = name.removeprefix("model.")
-            for old, other in META.items():
-                new = new.replace(old, other)
-            meta[new] = tensor
+        meta = as_meta(tensors, {"q_proj": 9, "k_proj": 3})
         meta["output.weight"] = tensors["model.embed_tokens.weight"].clone()
         return meta
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from glassblock.numerics.gate_or_up import (
-    GateUpEvidence,
-    Reason,
-    Verdict,
-    family_wise_level,
-    gate_up_evidence,
-    judge,
-)
+from glassblock.numerics.gate_or_up import Reason, Verdict, family_wise_level, judge
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence
 from glassblock.numerics.sign_bound import log10_tail_bound, row_moments
 from glassblock.numerics.unit_rows import centred_unit_rows
 from safetensors import safe_open

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from glassblock.checkpoint.changes import Add, Cast, Change, Put, Reorder, Shuffle, Transpose, Within, altered
+from glassblock.checkpoint.changes import Add, Cast, Change, InHeads, Put, Reorder, Shuffle, Transpose, Within, altered
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.reading import ReadMeter, read_chunks, read_rows, read_tensor
@@ -49,6 +49,19 @@ def test_halves_rows_and_blocks_are_put_where_they_belong(entries: dict[str, Ten
     assert sorted(read(Shuffle(-1, seed=1)).sum(0).tolist()) == pytest.approx(sorted(raw.sum(0).tolist()))
 
 
+def test_rows_of_heads_are_brought_into_pairs_and_back(entries: dict[str, TensorEntry]) -> None:
+    raw = whole(entries["matrix"])  # two heads of six rows
+
+    def read(*changes: Change) -> Tensor:
+        return whole(altered(entries["matrix"], *changes))
+
+    assert torch.equal(read(InHeads(-2, 6, (2, 3))), raw[[0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]])
+    assert torch.equal(read(InHeads(-2, 6, (2, 3)), InHeads(-2, 6, (3, 2))), raw)
+    assert torch.equal(read(InHeads(-2, 6, (2, 2), heads=(1,))), raw[[*range(7), 8, 7, 9, 10, 11]])
+    vector = whole(entries["vector"])
+    assert torch.equal(whole(altered(entries["vector"], InHeads(-1, 4, (2, 2)))), vector.view(3, 2, 2).mT.flatten())
+
+
 def test_some_experts_of_a_stack_are_changed_and_the_others_not(entries: dict[str, TensorEntry]) -> None:
     raw = whole(entries["stack"])
     after = whole(altered(entries["stack"], Within((1,), Reorder(-2, (2, 4), flip=0))))
@@ -57,7 +70,9 @@ def test_some_experts_of_a_stack_are_changed_and_the_others_not(entries: dict[st
 
 
 def test_what_does_not_fit_the_shape_is_refused(entries: dict[str, TensorEntry]) -> None:
-    for change in (Reorder(-2, (2, 5)), Reorder(-3, (2, 6)), Shuffle(-3, 0)):
+    reorders = Reorder(-2, (2, 5)), Reorder(-3, (2, 6)), Shuffle(-3, 0)
+    heads = InHeads(-2, 5, (2, 2)), InHeads(-2, 4, (2, 3)), InHeads(-2, 6, (2, 3), (2,)), InHeads(-3, 1, (1, 1))
+    for change in reorders + heads:
         with pytest.raises(ValueError, match="does not fit"):
             altered(entries["matrix"], change)
     with pytest.raises(ValueError, match="cannot be transposed"):
@@ -70,13 +85,16 @@ def changes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Change, ...]:
     for _ in range(draw(st.integers(0, 3))):
         axis = -draw(st.integers(1, len(shape)))
         length = shape[axis]
-        kinds = ["add", "cast", "put", "shuffle", *(["halves", "rows"] if length % 2 == 0 else [])]
+        kinds = ["add", "cast", "put", "shuffle", *(["halves", "rows", "heads"] if length % 2 == 0 else [])]
         kinds += ["transpose"] if len(shape) > 1 else []
         match draw(st.sampled_from(kinds)):
             case "halves":
                 made.append(Reorder(axis, (2, length // 2), flip=0))
             case "rows":
                 made.append(Reorder(axis, (length // 2, 2), onto=(1, 0)))
+            case "heads":
+                made.append(InHeads(axis, length // 2, (1, length // 2), draw(st.sampled_from([None, (1,)]))))
+                made.append(InHeads(axis, length, (2, length // 2)))
             case "shuffle":
                 made.append(Shuffle(axis, draw(st.integers(0, 5))))
             case "transpose":

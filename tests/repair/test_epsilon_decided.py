@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import Unrepaired, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import repair_of
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.patches import Declare
 from glassblock.operations.repairs import Outputs, repair

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import FIXES, Unrepaired, joined, repair_of, swap_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import FIXES, joined, repair_of
+from glassblock.audit.gate_fixes import swap_of
 from glassblock.audit.reference_findings import NAMED
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.layer_map import resolve_layer
@@ -45,6 +47,9 @@ REPAIRED = {
     "tensor/duplicate:copy",
     "ffn/gate-up-swapped:names",
     "ffn/fused-order:halves",
+    "attention/rotary-order:pairs for halves, beside the original",
+    "attention/rotary-order:pairs for halves",
+    "attention/rotary-order:halves for pairs",
     "norm/offset:reference",
     "tensor/transposed:reference",
 }

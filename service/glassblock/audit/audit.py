@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from glassblock.audit.behaviour_findings import behaviour_summary, with_behaviou
 from glassblock.audit.behaviour_study import behaviour_study, check_text
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_summary, unanswered
 from glassblock.audit.capture_study import CaptureStudy, capture_study, recorded_stages
-from glassblock.audit.early_findings import Told, header_findings, tensor_findings
+from glassblock.audit.early_findings import Told
 from glassblock.audit.engine_dialects import dialect_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.gate_metrics import layer_metrics
@@ -58,9 +57,9 @@ def audit_checkpoint(
         device: Where the tensors are looked at.
         progress: Told (bytes done, bytes in all, what comes next) between tensors.
         cancelled: Asked at the same places whether to stop.
-        found: Told each finding as soon as it is certain: those that need no tensor before the first is read, numbers
-            that are not finite when their tensor was read, the others when all were. The report is what stands: a later
-            look may take a finding back, and it tells tensors alike of several layers in one finding.
+        found: Told each finding as soon as it is certain: those that need no tensor before the first is read, those
+            that one tensor or one layer decides when that was read (`Rule.tells_after`), the others when all were.
+            None is taken back; the report tells in one finding what tensors alike of several layers show.
 
     Raises:
         InvalidValue: An unknown rule; `against` or `reference` beside rules that leave out all their readers;
@@ -77,16 +76,14 @@ def audit_checkpoint(
         checkpoint = open_checkpoint(checkpoint, family=question.family)
     if question.token_ids is not None:
         check_text(checkpoint, question.token_ids)
-    tell_found = Told(found, checkpoint)
-    tell_found(header_findings(checkpoint, question, rules))
-    of_tensor = partial(tensor_findings, checkpoint, question, rules)
+    tell_found = Told(found, checkpoint, question, rules)
     evidence = gather(
         checkpoint,
         question,
         device=torch.device(device),
         progress=progress or (lambda _done, _total, _message: None),
         cancelled=cancelled or (lambda: False),
-        seen=lambda tensor, values: tell_found(of_tensor(tensor, values)),
+        seen=tell_found.seen,
     )
     if question.reference is not None:
         study = reference_study(

@@ -8,7 +8,8 @@ from typing import Any, cast
 from glassblock.audit.against import canonical_activation, their_settings
 from glassblock.audit.behaviour_types import Hypothesis, LeftOut, Weights
 from glassblock.audit.evidence import Evidence
-from glassblock.audit.fixes import FIXES, Unrepaired, joined, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import FIXES, joined, repair_of
 from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.checkpoint.changes import Add, Cast
 from glassblock.checkpoint.config import as_epsilon, declared_eps, find

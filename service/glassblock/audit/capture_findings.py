@@ -6,6 +6,7 @@ from types import MappingProxyType
 from glassblock.audit.capture_study import CaptureStudy, Departed, JudgedLayer
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
+from glassblock.checkpoint.family import ROLES_OF
 from glassblock.numerics.hypotheses import HARMLESS
 from glassblock.wire.audits import CapturedLayer, CaptureSummary, Undecidable
 
@@ -136,6 +137,6 @@ def _tensors(evidence: Evidence, layer: int, departed: Departed) -> tuple[str, .
     if departed.factor == "network_bias":
         return tuple(entry.name for entry in biases.values())
     if departed.factor in {"offset", "norm_from", "norm_bias"}:
-        gains = (norm.gain for role, norm in tensors.norms.items() if role in {"ffn_in", "ffn_out", "resid_ffn"})
+        gains = (norm.gain for role, norm in tensors.norms.items() if role in ROLES_OF["ffn"])
         return tuple(gain.name for gain in gains if gain is not None)
     return ()

@@ -22,6 +22,7 @@ from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.recordings import Recording
 from glassblock.errors import CheckpointUnusable, InvalidValue
 from glassblock.numerics.deciders import deciders
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.explanation import Explanation, Verdict, explain
 from glassblock.numerics.hypotheses import Alternatives, Hypothesis, single_mistakes
 from glassblock.numerics.watching import UNWATCHED, Watch
@@ -157,7 +158,7 @@ def _judged(checkpoint: Checkpoint, layer: int, entries: Entries, *, device: tor
             "floor": first.floor,
             "declared_residual": found.trial.declared.residual,
             "tokens": found.captures.given,
-            "dtype": str(found.captures.dtype).removeprefix("torch."),
+            "dtype": name_of_dtype(found.captures.dtype),
             "captured": ", ".join(found.captures.stages),
         },
     )

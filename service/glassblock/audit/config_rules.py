@@ -1,15 +1,16 @@
 """Rules about what the config declares: shapes, the family, and whether the output head is the embedding."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.names import in_words, only_layer
 from glassblock.audit.padding import network_entries, wider_than_declared
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.architectures import ARCHITECTURES
-from glassblock.checkpoint.config import declared_flags
+from glassblock.checkpoint.config import ConfigFile, declared_flags
 from glassblock.checkpoint.fitting import LayerFault
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.outer_tensors import embedding_name, head_entry
@@ -19,6 +20,9 @@ from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.wrappers import wrapped_names
 from glassblock.errors import DamagedCheckpoint
 from glassblock.wire.audits import Fix, Skipped, Undecidable
+
+_HEADED = re.compile(r"(?:LM|LMHeadModel|ForConditionalGeneration)$")
+"""How the names of classes end that have an output head over the vocabulary."""
 
 
 def _shape(evidence: Evidence) -> Iterator[Outcome]:
@@ -126,18 +130,22 @@ def _tied_head(evidence: Evidence) -> Iterator[Outcome]:
     except DamagedCheckpoint as error:
         yield Skipped(reason=error.message)
         return
+    head, name = head_entry(checkpoint), checkpoint.trunk.head if checkpoint.trunk else None
     flags = _flags(evidence)
     if len(set(flags.values())) > 1:
         told = ", ".join(f"{key} is {str(value).lower()}" for key, value in flags.items())
+        # A larger model's own class has the head, and writes its parts' configs with the defaults of their classes.
+        stands_in = head is None or evidence.head_is_embedding is True
+        fits = _is_larger_model(config) and (stands_in if tied.value else head is not None)
         yield Found(
-            f"config.json contradicts itself about the output head: {told}",
+            f"config.json contradicts itself about the output head: {told}"
+            + ("; the tensors are as the outermost says" if fits else ""),
             file="config.json",
             evidence={"flags": flags, "equal": evidence.head_is_embedding},
             fix=Fix(action="correct-config", description="Say the same at every level."),
-            level="warning",
+            level="note" if fits else "warning",
             certainty="conflict",
         )
-    head, name = head_entry(checkpoint), checkpoint.trunk.head if checkpoint.trunk else None
     if name is None:
         yield Skipped(reason="the family has no output head")
         return
@@ -194,12 +202,20 @@ def _flags(evidence: Evidence) -> dict[str, bool]:
     return {key: value for key, value in found.items() if key.rpartition(".")[0] in levels and isinstance(value, bool)}
 
 
+def _is_larger_model(config: ConfigFile | None) -> bool:
+    """Whether the config holds that of a part which is of another model type."""
+    if config is None:
+        return False
+    parts = (cast("dict[str, object]", part) for part in config.values.values() if isinstance(part, dict))
+    return any(part.get("model_type") not in {None, config.values.get("model_type")} for part in parts)
+
+
 def _has_head(evidence: Evidence) -> bool:
     """Whether the model that the config names ends in an output head over the vocabulary."""
     config, trunk = evidence.checkpoint.config, evidence.checkpoint.trunk
     stated = None if config is None else config.values.get("architectures")
     if isinstance(stated, list) and stated and isinstance(stated[0], str):
-        return "LM" in stated[0] or stated[0].endswith("ForConditionalGeneration")
+        return _HEADED.search(stated[0]) is not None
     return trunk is not None and trunk.prefix != ""
 
 
@@ -218,6 +234,7 @@ CONFIG_RULES: tuple[Rule, ...] = (
         needs=(),
         look=_shape,
         tells_before_tensors=True,
+        tells_after="layer",
     ),
     Rule(
         "config/unknown-family",
@@ -239,7 +256,8 @@ CONFIG_RULES: tuple[Rule, ...] = (
         "proved",
         what="The tie flag, the presence of the output head and its equality with the embedding do not fit.",
         hurts="A random head, a discarded one, or the wrong one of two.",
-        detection="Untied and absent is an error; tied and different, or flags that differ, a warning; a copy a note.",
+        detection="Untied and absent is an error; tied and different, or flags that differ, a warning; a copy a note, "
+        "as are flags that differ in a larger model whose tensors are as its outermost flag says.",
         fooled_by="A head tied by an engine's own convention, without a flag.",
         report="https://github.com/vllm-project/vllm/issues/51063",
         needs=("family",),

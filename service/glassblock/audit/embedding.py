@@ -55,7 +55,6 @@ class EmbeddingPlan:
         return EmbeddingEnergy(
             tensor=self.tensor,
             rows=len(some),
-            zero_rows=int((every == 0).sum()),
             least=float(some.min()),
             median=float(some.median()),
             most=float(some.max()),

@@ -11,13 +11,15 @@ from glassblock.audit.neuron_numbers import NeuronNumbers, RowNumbers
 from glassblock.audit.orientation_types import OrientationStudy
 from glassblock.audit.question import AuditQuestion
 from glassblock.audit.reference_types import ReferenceStudy
+from glassblock.audit.rotary_study import RotaryStudy
 from glassblock.audit.values import TensorValues
 from glassblock.checkpoint.entries import ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.fitting import LayerFault
 from glassblock.checkpoint.layer_parts import Expert, LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.numerics.gate_or_up import GateScreen, GateUpEvidence, Judgement
+from glassblock.numerics.gate_or_up import GateScreen, Judgement
+from glassblock.numerics.gate_up_evidence import GateUpEvidence
 
 Need = Literal["family", "gate", "separate-gate", "fused-gate"]
 """Evidence that a checkpoint may not offer: a family with its names, gates, and gates of two kinds."""
@@ -200,14 +202,12 @@ class EmbeddingEnergy:
     Attributes:
         tensor: Name of the embedding.
         rows: How many rows are not zero.
-        zero_rows: How many are; they pass any norm unchanged.
         least, median, most: Mean square of a row.
         multiplier: What the rows were multiplied by, in the embedding's dtype.
     """
 
     tensor: str
     rows: int
-    zero_rows: int
     least: float
     median: float
     most: float
@@ -268,6 +268,7 @@ class Evidence:
         reference: What a comparison with another checkpoint has shown, where one was given.
         captures: What captured tensors have shown, where some were given.
         orientation: Which way square projections lie, where that was asked.
+        rotary: In which order the rows of queries and keys lie, where that was asked.
     """
 
     checkpoint: Checkpoint
@@ -292,6 +293,7 @@ class Evidence:
     reference: ReferenceStudy | None = None
     captures: CaptureStudy | None = None
     orientation: OrientationStudy = field(default_factory=OrientationStudy)
+    rotary: RotaryStudy = field(default_factory=RotaryStudy)
 
     def digest_of(self, entry: TensorEntry) -> str | None:
         """The hash of the bytes of a tensor, or of an expert's slice of one; None where they were not read or hashed.
@@ -323,6 +325,25 @@ class Evidence:
         if need == "fused-gate" and not any(network.fused is not None for network in networks):
             return "gate and up are separate tensors"
         return None
+
+
+def nothing_read(checkpoint: Checkpoint, question: AuditQuestion) -> Evidence:
+    """Evidence before any tensor was read, and without a look at how names and config fit."""
+    return Evidence(
+        checkpoint=checkpoint,
+        question=question,
+        misfits=(),
+        layers=MappingProxyType({}),
+        values=MappingProxyType({}),
+        unread=MappingProxyType({}),
+        read_faults=(),
+        gates=None,
+        embedding=None,
+        head_is_embedding=None,
+        equal_copies=MappingProxyType({}),
+        idle_neurons=MappingProxyType({}),
+        gains=MappingProxyType({}),
+    )
 
 
 def _unknown(checkpoint: Checkpoint) -> str:

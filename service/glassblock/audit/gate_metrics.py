@@ -1,7 +1,9 @@
 """The numbers of gates, layer by layer: for tables and pictures, not for verdicts."""
 
 from glassblock.audit.evidence import GateLayer, LayerGates
-from glassblock.numerics.gate_or_up import GateUpEvidence, Spread, Verdict
+from glassblock.numerics.gate_or_up import Verdict
+from glassblock.numerics.gate_up_evidence import GateUpEvidence
+from glassblock.numerics.neuron_lengths import Spread
 
 
 def layer_metrics(gates: LayerGates) -> dict[str, float | int | str | None]:

@@ -2,26 +2,26 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from glassblock.audit.evidence import Evidence, ExpertCount, GateLayer, GateStudy, LayerGates, Unasked
+from glassblock.audit.evidence import Evidence, GateLayer, GateStudy
+from glassblock.audit.gate_verdicts import EveryExpert, Guilty, gated_networks
 from glassblock.audit.neuron_numbers import is_noise
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.numerics.gate_or_up import Verdict
 from glassblock.numerics.sign_symmetry import SymmetryTest
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
-Guilty = Callable[[GateLayer], bool]
-Finding = Callable[[int, GateLayer, GateStudy, "_EveryExpert | None"], Found]
+Finding = Callable[[int, GateLayer, GateStudy, "EveryExpert | None"], Found]
 
 
 def _verdicts(evidence: Evidence, *, fused: bool, guilty: Guilty, finding: Finding) -> Iterator[Outcome]:
     """What is said of the networks of one kind: a finding of each that is guilty, or one of all experts of a layer."""
-    for layer, tested, study in _of_kind(evidence, fused=fused, guilty=guilty):
+    for layer, tested, study in gated_networks(evidence, fused=fused, guilty=guilty):
         if isinstance(tested, Undecidable | Skipped | Checked):
             yield tested
-        elif isinstance(tested, _EveryExpert):
+        elif isinstance(tested, EveryExpert):
             yield _of_all(tested, finding(layer, tested.as_one, study, tested), study)
         elif tested.judgement.verdict is Verdict.UNDECIDABLE:
             yield _undecidable(layer, tested)
@@ -63,43 +63,6 @@ def _order_of_biases(evidence: Evidence, *, fused: bool) -> Iterator[Undecidable
         )
 
 
-@dataclass(frozen=True)
-class _EveryExpert:
-    """All routed experts of a layer, convicted of the same: each by itself, those that are open alone by their sum."""
-
-    experts: tuple[GateLayer, ...]
-
-    @property
-    def each_alone(self) -> bool:
-        """Whether no sum was needed."""
-        return all(one.network != "experts" for one in self.experts)
-
-    @property
-    def called(self) -> str:
-        """In words."""
-        numbers = [one.network for one in self.experts if isinstance(one.network, int)]
-        return f"all of experts {_ranges(numbers)}" if self.each_alone else "all its experts"
-
-    @property
-    def as_one(self) -> GateLayer:
-        """The one with the weakest proof, under the names of all."""
-        weakest = max(self.experts, key=lambda one: one.judgement.log10_p or 0.0)
-        names = tuple(dict.fromkeys(name for one in self.experts for name in (one.gate, one.up, *one.others)))
-        first = self.experts[0]
-        companions = tuple(dict.fromkeys(name for one in self.experts for name in one.companions))
-        return replace(
-            weakest,
-            network="experts",
-            gate=first.gate,
-            up=first.up,
-            others=names[len({first.gate, first.up}) :],
-            companions=companions,
-        )
-
-
-Told = GateLayer | _EveryExpert | Undecidable | Skipped | Checked
-
-
 def _is_swapped(tested: GateLayer) -> bool:
     return tested.judgement.verdict is Verdict.SWAPPED
 
@@ -108,83 +71,10 @@ def _is_relaid(tested: GateLayer) -> bool:
     return tested.relaid and tested.judgement.verdict is not Verdict.UNDECIDABLE
 
 
-def _of_kind(evidence: Evidence, *, fused: bool, guilty: Guilty) -> Iterator[tuple[int, Told, GateStudy]]:
-    """The networks of one kind, and what is said of those that were not tested or are open."""
-    study = evidence.gates
-    if study is None:
-        return
-    for layer in evidence.checkpoint.layer_indices:
-        for reason in study.unasked.get(layer, ()):
-            if reason.fused is None or reason.fused == fused:
-                yield layer, _unasked(layer, reason), study
-        gates = study.layers.get(layer)
-        if gates is not None:
-            yield from ((layer, told, study) for told in _told(layer, gates, fused=fused, guilty=guilty))
-        elif layer not in study.unasked:
-            yield layer, Skipped(layer=layer, reason="the layer was not read"), study
-
-
-def _told(layer: int, gates: LayerGates, *, fused: bool, guilty: Guilty) -> Iterator[Told]:
-    every = _every_expert(gates, guilty)
-    if every is not None and gates.fused == fused:
-        yield every
-    for one in gates.networks:
-        if one.fused == fused and not _of_open_experts(one) and not (every is not None and _routed(one)):
-            yield one
-    if gates.experts is not None and gates.fused == fused:
-        if gates.experts.undecided:
-            yield _open_experts(layer, gates)
-        yield Checked(gates.experts.alone + gates.experts.together)
-
-
-def _every_expert(gates: LayerGates, guilty: Guilty) -> _EveryExpert | None:
-    """All routed experts of a layer, where all are convicted of the same; None where not, or of one alone."""
-    count = gates.experts
-    if count is None or count.undecided or count.alone + count.together < 2:
-        return None
-    convicted = [one for one in gates.networks if _routed(one) and guilty(one)]
-    alone = sum(one.network != "experts" for one in convicted)
-    by_sum = len(convicted) - alone
-    if alone < count.alone or by_sum < bool(count.together) or len({one.stored for one in convicted}) > 1:
-        return None
-    return _EveryExpert(tuple(convicted))
-
-
-def _routed(tested: GateLayer) -> bool:
-    return tested.network == "experts" or isinstance(tested.network, int)
-
-
-def _of_open_experts(tested: GateLayer) -> bool:
-    """Whether these are experts that are open; they are told together, once for each layer."""
-    return tested.judgement.verdict is Verdict.UNDECIDABLE and _routed(tested)
-
-
-def _of_all(every: _EveryExpert, found: Found, study: GateStudy) -> Found:
+def _of_all(every: EveryExpert, found: Found, study: GateStudy) -> Found:
     """The finding of all experts, with what each one says inside."""
     each = {str(one.network): _facts(one, study) for one in every.experts}
     return replace(found, evidence={**found.evidence, "experts": each})
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0 to 3, 5, 7 and 8: in words, runs together."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
-
-
-def _open_experts(layer: int, gates: LayerGates) -> Undecidable:
-    count, every = gates.experts or ExpertCount(0, 0, 0), sum(gates.experts or ())
-    together = next((one.judgement for one in gates.networks if one.network == "experts"), None)
-    why = "" if together is None or together.reason is None else f"; together: {together.reason.value}"
-    return Undecidable(
-        layer=layer,
-        reason=f"{count.undecided} of {every} experts are open, each by itself{why}",
-        would_decide="hidden activations of these experts captured from the original model, or a trusted reference",
-    )
 
 
 def _counted(tested: GateLayer) -> Iterator[Checked]:
@@ -213,13 +103,13 @@ def _called(tested: GateLayer) -> str:
     return "shared expert" if tested.network == "shared" else f"expert {tested.network}"
 
 
-def _place(layer: int, tested: GateLayer, every: _EveryExpert | None = None) -> str:
+def _place(layer: int, tested: GateLayer, every: EveryExpert | None = None) -> str:
     if every is not None:
         return f"layer {layer}, {every.called}"
     return f"layer {layer}" if tested.network is None else f"layer {layer}, {_called(tested)}"
 
 
-def _first(tested: GateLayer, name: str, every: _EveryExpert | None = None) -> str:
+def _first(tested: GateLayer, name: str, every: EveryExpert | None = None) -> str:
     """A tensor, or one from each of many experts, or their sum."""
     if every is not None and every.each_alone:
         return name if len(set(tested.names)) <= 2 - tested.fused else f"each of {name} and its like in the others"
@@ -230,13 +120,7 @@ def _number(tested: GateLayer) -> int | None:
     return tested.network if isinstance(tested.network, int) else None
 
 
-def _unasked(layer: int, unasked: Unasked) -> Undecidable | Skipped:
-    if unasked.would_decide is None:
-        return Skipped(layer=layer, reason=unasked.reason)
-    return Undecidable(layer=layer, reason=unasked.reason, would_decide=unasked.would_decide)
-
-
-def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None) -> Found:
+def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: EveryExpert | None) -> Found:
     statistics, judgement = tested.statistics, tested.judgement
     names = tested.names
     p = power_of_ten(judgement.log10_p)
@@ -268,7 +152,7 @@ def _exchanged(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExp
     return Found(told, layer, names, expert=_number(tested), evidence=_facts(tested, study), fix=fix)
 
 
-def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy, every: _EveryExpert | None) -> Found:
+def _laid_otherwise(layer: int, tested: GateLayer, study: GateStudy, every: EveryExpert | None) -> Found:
     stored, declared = tested.stored, tested.declared
     if stored is None or declared is None:
         raise ValueError("a layout that was not recovered is no finding")

@@ -29,14 +29,12 @@ from glassblock.numerics.gate_or_up import (
     SCREENED,
     SCREENED_NOISE,
     GateScreen,
-    GateUpEvidence,
     Judgement,
     Verdict,
     family_wise_level,
-    gate_up_evidence,
     judge,
-    summed_gate_up_evidence,
 )
+from glassblock.numerics.gate_up_evidence import GateUpEvidence, gate_up_evidence, summed_gate_up_evidence
 from glassblock.numerics.pairing import pairing_z
 from glassblock.numerics.sign_symmetry import sign_symmetry_test
 

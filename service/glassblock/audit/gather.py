@@ -8,7 +8,7 @@ the sketches, whatever the number of layers.
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -16,21 +16,25 @@ from torch import Tensor
 
 from glassblock.audit.embedding import embedding_plan
 from glassblock.audit.equal_projections import equal_halves
-from glassblock.audit.evidence import Evidence, GainMoments
+from glassblock.audit.evidence import Evidence, GainMoments, nothing_read
 from glassblock.audit.gate_plans import GATE_RULE_NAMES, GatePlan, gate_plans
 from glassblock.audit.gate_screens import GateScreens
 from glassblock.audit.gate_study import Again, gate_study
 from glassblock.audit.grain import Grain
 from glassblock.audit.layer_numbers import gain_moments, gain_offsets
 from glassblock.audit.network_sketch import NetworkSketch, Rows, Tap, feed
-from glassblock.audit.neuron_numbers import Weighed
+from glassblock.audit.neuron_numbers import Key, Weighed
 from glassblock.audit.one_thread import one_thread
 from glassblock.audit.orientation import orientation_study
 from glassblock.audit.orientation_types import OrientationStudy
 from glassblock.audit.padding import WeighedNetworks
+from glassblock.audit.part_evidence import PartEvidence, Seen
+from glassblock.audit.parts_read import PartsRead
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.read_ahead import ReadAhead
 from glassblock.audit.readable import unreadable
+from glassblock.audit.rotary_plans import rotary_plans
+from glassblock.audit.rotary_study import ROTARY_RULE, RotarySketches, RotaryStudy
 from glassblock.audit.stored_pieces import stored_pieces
 from glassblock.audit.tensor_sketch import TensorSketch
 from glassblock.audit.trouble import ReadTrouble, read_faults, trouble_of
@@ -63,7 +67,7 @@ def gather(
     device: torch.device,
     progress: Progress,
     cancelled: Callable[[], bool],
-    seen: Callable[[str, TensorValues], None] = lambda _name, _values: None,
+    seen: Seen = lambda _extent, _show: None,
 ) -> Evidence:
     """Read the checkpoint once and keep what the rules need.
 
@@ -74,7 +78,8 @@ def gather(
         device: Where the tensors go.
         progress: Told (bytes done, bytes in all, what comes next) before each tensor.
         cancelled: Asked at the same places.
-        seen: Told each tensor's values once it was read.
+        seen: Told that headers were read, then each part, and how to get the evidence that this is, with nothing else
+            in it.
 
     Raises:
         AuditCancelled: `cancelled` answered true.
@@ -84,24 +89,15 @@ def gather(
     """
     unread = unreadable(checkpoint)
     layers, misfits = resolve_layers(checkpoint)
+    seen("headers", lambda: replace(nothing_read(checkpoint, question), layers=layers, misfits=misfits))
     plans, unasked = gate_plans(checkpoint, layers, unread)
     screens = GateScreens(plans, device=device)
     weighed = WeighedNetworks(checkpoint, layers, planned=_dense(plans), unread=unread)
-    sweep = _Pass(checkpoint, layers, device=device, unread=unread, keep=weighed.biases, seen=seen)
-    stored: list[tuple[GatePlan, NetworkSketch]] = []
-    for plan, sketch in screens.sketches():
-        if plan.stored:
-            stored.append((plan, sketch))
-        else:
-            sweep.tap(sketch)
-        sweep.labels.update((entry.name, f"layer {plan.layer}") for entry in plan.network.weights.values())
-    for sketch in weighed.sketches(device):
-        sweep.tap(sketch)
+    sweep = _Pass(checkpoint, layers, device=device, unread=unread, keep=weighed.biases)
     beside = Weighed(device)
-    planned = {(plan.layer, plan.network.expert) for plan in plans}
-    for sketch in beside.plain_networks(layers, planned=planned, unread=unread):
-        sweep.tap(sketch)
-    for entry, tap in beside.beside_experts(layers, checkpoint.entries, unread):
+    stored, awaited = _tapped(sweep, screens, weighed, beside)
+    rotary = RotarySketches(*rotary_plans(checkpoint, layers, unread)) if _asked(question, ROTARY_RULE) else None
+    for entry, tap in () if rotary is None else rotary.taps():
         sweep.tap_rows(entry, tap)
     steps = [entry for entry in checkpoint.entries.values() if entry.name not in unread]
     steps.sort(key=lambda entry: (entry.file.name, entry.start))
@@ -113,18 +109,30 @@ def gather(
         progress(done, total, what)
 
     with one_thread(device), closing(sweep.ahead(steps, question, plans)) as ahead:
+        part = PartEvidence(checkpoint, question, layers, misfits, sweep, ahead, beside, screens, weighed)
+        parts = PartsRead(
+            layers,
+            steps,
+            awaited,
+            is_weighed=part.is_weighed,
+            read=lambda extent, names, layer: seen(extent, lambda: part.of(names, layer)),
+        )
         for entry in steps:
             tell(sweep.labels.get(entry.name, entry.name))
             sweep.take(entry, ahead.pieces(entry))
             done += entry.bytes
+            parts.passed(entry)
         screens.settle()
+        parts.step()
         # On one thread too: to wake a second one takes longer than to look at some ten thousand numbers.
         embedding = None if sweep.embedding is None else sweep.embedding.energy(sweep.mean_squares)
     judging = question.rules is None or not GATE_RULE_NAMES.isdisjoint(question.rules)
     for plan, sketch in stored if judging else ():
         tell(f"layer {plan.layer} dequantised")
         sweep.dequantise(sketch)
+        parts.step()
     screens.settle()
+    parts.step()
     copies = _equal_copies(sweep, cancelled)
     head_is_embedding = _head_is_embedding(sweep, ahead)
     codes = codes_like_numbers(checkpoint.entries)
@@ -137,6 +145,8 @@ def gather(
         told=lambda layer: tell(f"layer {layer} once more"),
     )
     gates = gate_study(plans, unasked, again if judging else None)
+    if rotary is not None:
+        rotary.dequantise(sweep.pieces, sweep.lost)
     orientation = _orientation(question, plans, sweep, again)
     neurons = beside.networks | {key: found.numbers for key, found in screens.networks.items()}
     halves = equal_halves(layers, neurons, sweep.pieces, sweep.lost)
@@ -161,6 +171,7 @@ def gather(
         rows=MappingProxyType(beside.rows),
         grains=MappingProxyType(sweep.grains),
         orientation=orientation,
+        rotary=RotaryStudy() if rotary is None else rotary.study(),
         digests=MappingProxyType(ahead.digests),
         slice_digests=MappingProxyType(
             {(name, checkpoint.entries[name].start + stop): part for (name, stop), part in ahead.part_digests.items()}
@@ -168,9 +179,36 @@ def gather(
     )
 
 
+def _tapped(
+    sweep: "_Pass", screens: GateScreens, weighed: WeighedNetworks, beside: Weighed
+) -> tuple[list[tuple[GatePlan, NetworkSketch]], set[Key]]:
+    """Let each see its tensors; the networks whose numbers do not lie in the file, and all that will be weighed."""
+    stored: list[tuple[GatePlan, NetworkSketch]] = []
+    awaited: set[Key] = set()
+    for plan, sketch in screens.sketches():
+        awaited.add((plan.layer, plan.network.expert))
+        if plan.stored:
+            stored.append((plan, sketch))
+        else:
+            sweep.tap(sketch)
+        sweep.labels.update((entry.name, f"layer {plan.layer}") for entry in plan.network.weights.values())
+    for sketch in weighed.sketches(sweep.device):
+        sweep.tap(sketch)
+    for key, sketch in beside.plain_networks(sweep.layers, planned=frozenset(awaited), unread=sweep.unread):
+        awaited.add(key)
+        sweep.tap(sketch)
+    for entry, tap in beside.beside_experts(sweep.layers, sweep.checkpoint.entries, sweep.unread):
+        sweep.tap_rows(entry, tap)
+    return stored, awaited
+
+
+def _asked(question: AuditQuestion, rule: str) -> bool:
+    return question.rules is None or rule in question.rules
+
+
 def _orientation(question: AuditQuestion, plans: Sequence[GatePlan], sweep: "_Pass", again: Again) -> OrientationStudy:
     """Which way square projections lie, where the rule that tells it was asked."""
-    if question.rules is not None and "tensor/transposed" not in question.rules:
+    if not _asked(question, "tensor/transposed"):
         return OrientationStudy()
     return orientation_study(sweep.readable(plans), sweep.pieces, sweep.lost, again.told)
 
@@ -184,7 +222,6 @@ class _Pass:
     device: torch.device
     unread: dict[str, str]
     keep: frozenset[str]
-    seen: Callable[[str, TensorValues], None]
     meter: ReadMeter = field(default_factory=ReadMeter)
     values: dict[str, TensorValues] = field(default_factory=dict[str, TensorValues])
     mean_squares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
@@ -254,8 +291,6 @@ class _Pass:
             self.values[entry.name] = sketch.values
             if float_codes:
                 self.grains[entry.name] = sketch.grain
-        if entry.name in self.values:
-            self.seen(entry.name, sketch.values)
 
     def dequantise(self, sketch: NetworkSketch) -> None:
         """Feed a quantised network's sketch, of which the codes have gone by."""

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from glassblock.audit.fixes import exchanged_rows, relaid_rows, swap_of
+from glassblock.audit.gate_fixes import exchanged_rows, relaid_rows, swap_of
 from glassblock.audit.names import only_layer
-from glassblock.checkpoint.changes import Add, Cast, Put, Reorder, Shuffle, Transpose
+from glassblock.audit.rotary_plans import rotary_plans
+from glassblock.checkpoint.changes import Add, Cast, InHeads, Put, Reorder, Shuffle, Transpose
 from glassblock.checkpoint.config import declared_flags, find
 from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
 from glassblock.checkpoint.fitting import trunk_prefix
-from glassblock.checkpoint.layer_map import resolve_layer
+from glassblock.checkpoint.layer_map import resolve_layer, resolve_layers
 from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.outer_tensors import final_norm, head_entry
@@ -113,6 +114,16 @@ def _interleaved(checkpoint: Checkpoint, layers: Sequence[int]) -> Planted | str
             in_turn = relaid_rows(rows, declared, RowLayout(rows // 2))
             return Planted((Alter(entry.name, tuple(_on_rows(network, change) for change in in_turn)),), (layer,))
     return "gate and up are not one tensor here"
+
+
+def _rotary_order(checkpoint: Checkpoint, _: Sequence[int]) -> Planted | str:
+    plans, unasked = rotary_plans(checkpoint, resolve_layers(checkpoint)[0], ())
+    edits: list[Edit] = []
+    for plan in plans:
+        half = plan.turned.rows // 2
+        change = InHeads(-2, plan.heads.width, (half, 2) if plan.turned.paired else (2, half), plan.fused_heads)
+        edits += [Alter(entry.name, (change,)) for entry in plan.entries if entry.name in checkpoint.entries]
+    return Planted(tuple(edits)) if edits else next(iter(unasked.values()), "queries and keys are stored as codes")
 
 
 def _eps(checkpoint: Checkpoint, _: Sequence[int]) -> Planted | str:
@@ -277,6 +288,7 @@ def _embedding_without_numbers(checkpoint: Checkpoint, _: Sequence[int]) -> Plan
 _GATES = ("ffn/gate-up-swapped", "ffn/fused-order")
 
 _NO_EPS = "captured norms, or another engine's config (--against): no tensor carries an epsilon"
+_COMPARED = "a reference checkpoint (--reference): the rows of small or hardly trained models show no order"
 _CAPTURED = "captured tensors of the layer: both names are there, and gains have no mark of their place"
 
 MISTAKES: Mapping[str, Mistake] = MappingProxyType(
@@ -290,6 +302,13 @@ MISTAKES: Mapping[str, Mistake] = MappingProxyType(
             ),
             Mistake(
                 "mispaired", "columns of down in another order than the neurons", ("ffn/mispaired-neurons",), _mispaired
+            ),
+            Mistake(
+                "rotary-order",
+                "rows of queries and keys in the other rotary order",
+                ("attention/rotary-order",),
+                _rotary_order,
+                _COMPARED,
             ),
             Mistake(
                 "eps",

@@ -1,4 +1,4 @@
-"""Rules about routed experts: absent, copies of one another, never trained."""
+"""Rules about routed experts: absent, copies of one another, never trained, or under other numbers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def _duplicated(evidence: Evidence) -> Iterator[Outcome]:
     if not mixtures:
         yield Skipped(reason=_NO_EXPERTS)
     for layer, experts in mixtures.items():
-        copies = _copies(evidence, experts)
+        copies = _copies(evidence, layer, experts)
         if copies is None:
             yield Skipped(layer=layer, reason="the bytes of its experts were not hashed, or not read")
             continue
@@ -43,10 +43,13 @@ def _duplicated(evidence: Evidence) -> Iterator[Outcome]:
             yield _copied(layer, experts, numbers, parts)
 
 
-def _copies(evidence: Evidence, experts: Iterable[NetworkTensors]) -> dict[tuple[int, ...], list[str]] | None:
+def _copies(
+    evidence: Evidence, layer: int, experts: Iterable[NetworkTensors]
+) -> dict[tuple[int, ...], list[str]] | None:
     """Experts whose weights are equal byte for byte, and which of their projections are."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for network in experts:
+        silent = _is_silent(evidence.neurons.get((layer, network.expert)))
         for part, entry in network.weights.items():
             digest = evidence.digest_of(entry)
             if digest is None:
@@ -54,7 +57,7 @@ def _copies(evidence: Evidence, experts: Iterable[NetworkTensors]) -> dict[tuple
             values = evidence.values.get(entry.name)
             whole = evidence.checkpoint.entries.get(entry.name)
             alone = whole is not None and whole.bytes == entry.bytes
-            if (values is not None and alone and values.all_zero) or _silent(evidence, network):
+            if (values is not None and alone and values.all_zero) or silent:
                 continue  # experts of zeros are alike and no copies
             groups.setdefault((part, entry.dtype, entry.shape, digest), []).append(int(network.expert or 0))
     found: dict[tuple[int, ...], list[str]] = {}
@@ -64,17 +67,9 @@ def _copies(evidence: Evidence, experts: Iterable[NetworkTensors]) -> dict[tuple
     return found
 
 
-def _silent(evidence: Evidence, network: NetworkTensors) -> bool:
+def _is_silent(numbers: NeuronNumbers | None) -> bool:
     """Whether everything in a network is zero."""
-    numbers = _numbers_of(evidence, network)
     return numbers is not None and all(spread is None for spread in numbers.spread.values()) and not numbers.loudest
-
-
-def _numbers_of(evidence: Evidence, network: NetworkTensors) -> NeuronNumbers | None:
-    for layer, tensors in evidence.layers.items():
-        if network in tensors.networks:
-            return evidence.neurons.get((layer, network.expert))
-    return None
 
 
 def _copied(layer: int, experts: tuple[NetworkTensors, ...], numbers: tuple[int, ...], parts: list[str]) -> Found:
@@ -201,6 +196,7 @@ MIXTURE_RULES: tuple[Rule, ...] = (
         report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/1871",
         needs=("family",),
         look=_duplicated,
+        tells_after="layer",
     ),
     Rule(
         "moe/experts-untrained",
@@ -215,6 +211,7 @@ MIXTURE_RULES: tuple[Rule, ...] = (
         report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
         needs=("family",),
         look=_untrained,
+        tells_after="layer",
     ),
     Rule(
         "moe/experts-exchanged",

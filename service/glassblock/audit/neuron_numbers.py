@@ -136,14 +136,15 @@ class Weighed:
 
     def plain_networks(
         self, layers: Mapping[int, LayerTensors], *, planned: Container[Key], unread: Container[str]
-    ) -> Iterator[NetworkSketch]:
+    ) -> Iterator[tuple[Key, NetworkSketch]]:
         """A sketch for each network that nobody else weighs and whose shapes belong together."""
         for layer, tensors in layers.items():
             for network in tensors.networks:
-                size = None if (layer, network.expert) in planned else _sizes(network, unread)
+                key = (layer, network.expert)
+                size = None if key in planned else _sizes(network, unread)
                 if size is not None:
-                    closed = partial(self._closed, (layer, network.expert), size[1])
-                    yield NetworkSketch(network, *size, summed=False, device=self.device, closed=closed)
+                    closed = partial(self._closed, key, size[1])
+                    yield key, NetworkSketch(network, *size, summed=False, device=self.device, closed=closed)
 
     def beside_experts(
         self, layers: Mapping[int, LayerTensors], entries: Mapping[str, TensorEntry], unread: Container[str]

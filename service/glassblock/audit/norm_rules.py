@@ -1,4 +1,4 @@
-"""Rules about norms that take more than names: the precision of their gains, and the epsilon that was applied."""
+"""Rules about norms: gains that are absent or another norm's, their precision, and the epsilon that was applied."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from glassblock.audit.evidence import Evidence, GainMoments
 from glassblock.audit.names import alike, in_words, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.tensor_rules import misfit_look
-from glassblock.numerics.norms import norm_kind_named
+from glassblock.numerics.norms import NormArithmetic, norm_kind_named
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 _FOLDED = 0.25
@@ -46,11 +46,16 @@ def _precision(evidence: Evidence) -> Iterator[Outcome]:
 
 def _gains(evidence: Evidence) -> Iterator[tuple[str, tuple[GainMoments, float]]]:
     """The gains that were measured, each with what its kind adds."""
+    for name, (found, kind) in _kinds(evidence):
+        yield name, (found, kind.offset)
+
+
+def _kinds(evidence: Evidence) -> Iterator[tuple[str, tuple[GainMoments, NormArithmetic]]]:
     for tensors in evidence.layers.values():
         for norm in tensors.norms.values():
             found = None if norm.gain is None else evidence.gains.get(norm.gain.name)
             if norm.gain is not None and found is not None:
-                yield norm.gain.name, (found, norm_kind_named(norm.row.kind).offset)
+                yield norm.gain.name, (found, norm_kind_named(norm.row.kind))
 
 
 def _truncated(evidence: Evidence, gains: dict[str, tuple[GainMoments, float]]) -> Iterator[Outcome]:
@@ -117,10 +122,16 @@ def _constant_role(evidence: Evidence) -> Iterator[Found]:
 def folded_gains(evidence: Evidence) -> Iterator[Outcome]:
     """Gains of 1 + w of which none is near 0: the 1 may be in them already, so that it is added twice.
 
-    The least of all gains tells, not a mean: gains grow large under either convention.
+    The least of all gains tells, not a mean: gains grow large under either convention. Where the models' own code
+    begins at w = 1, as transformers does in Nemotron, nothing tells.
     """
     entries = evidence.checkpoint.entries
-    found = {name: moments.least - offset for name, (moments, offset) in _gains(evidence) if offset == 1.0}
+    kinds = _kinds(evidence)
+    found = {
+        name: moments.least - kind.offset
+        for name, (moments, kind) in kinds
+        if (kind.offset, kind.initial) == (1.0, 0.0)
+    }
     if len(found) < _FEWEST_GAINS or evidence.reference is not None or evidence.captures is not None:
         return
     yield Checked(len(found))
@@ -176,6 +187,7 @@ NORM_RULES: tuple[Rule, ...] = (
         needs=("family",),
         look=_role,
         tells_before_tensors=True,
+        tells_after="layer",
     ),
     Rule(
         "norm/eps-mismatch",
@@ -202,5 +214,6 @@ NORM_RULES: tuple[Rule, ...] = (
         report="https://github.com/google/gemma_pytorch/pull/37",
         needs=("family",),
         look=_precision,
+        tells_after="layer",
     ),
 )

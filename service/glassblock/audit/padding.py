@@ -114,21 +114,26 @@ class WeighedNetworks:
         Args:
             biases: Those of `biases` that could be read; a network that lacks one is left out.
         """
-        found: dict[int, int] = {}
-        for layer, lengths in self._lengths.items():
-            network = self._networks[layer][0]
-            own = [entry.name for part, entry in network.biases.items() if part != "down"]
-            if any(name not in biases for name in own):
-                continue
-            active = torch.stack([squares > 0 for squares in lengths]).any(0)
-            for part, entry in network.biases.items():
-                if part == "fused" and network.fused_layout is not None:
-                    for half in split_rows(biases[entry.name], network.fused_layout):
-                        active = active.logical_or(half.cpu() != 0)
-                elif part != "down":
-                    active = active.logical_or(biases[entry.name].cpu() != 0)
-            found[layer] = int((~active).sum())
-        return found
+        found = {layer: self.idle_in(layer, biases) for layer in self._lengths}
+        return {layer: idle for layer, idle in found.items() if idle is not None}
+
+    def idle_in(self, layer: int, biases: Mapping[str, Tensor]) -> int | None:
+        """The same of one layer; None where it is left out, or none of them."""
+        lengths = self._lengths.get(layer)
+        if lengths is None:
+            return None
+        network = self._networks[layer][0]
+        own = [entry.name for part, entry in network.biases.items() if part != "down"]
+        if any(name not in biases for name in own):
+            return None
+        active = torch.stack([squares > 0 for squares in lengths]).any(0)
+        for part, entry in network.biases.items():
+            if part == "fused" and network.fused_layout is not None:
+                for half in split_rows(biases[entry.name], network.fused_layout):
+                    active = active.logical_or(half.cpu() != 0)
+            elif part != "down":
+                active = active.logical_or(biases[entry.name].cpu() != 0)
+        return int((~active).sum())
 
     def _closed(self, layer: int, sketch: NetworkSketch) -> None:
         self._lengths[layer] = tuple(sketch.squares.values())

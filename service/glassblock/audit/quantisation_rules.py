@@ -182,5 +182,6 @@ QUANTISATION_RULES: tuple[Rule, ...] = (
         report="https://github.com/ModelCloud/GPTQModel/pull/2827",
         needs=(),
         look=_unapplied,
+        tells_after="tensor",
     ),
 )

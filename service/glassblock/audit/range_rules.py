@@ -267,6 +267,7 @@ NEURON_RULES: tuple[Rule, ...] = (
         report="https://github.com/neuralmagic/sparseml/issues/553",
         needs=("family",),
         look=_dead,
+        tells_after="layer",
     ),
 )
 

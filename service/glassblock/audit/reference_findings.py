@@ -41,6 +41,9 @@ NAMED: Mapping[FunctionKind, Named] = MappingProxyType(
         "offset": Named("norm/offset", "add-to-gains", "Bring the gains back to the family's convention."),
         "role": Named("norm/role", "convert-again", "Write each norm under the name of its own role."),
         "experts-exchanged": Named("moe/experts-exchanged", "convert-again", "Write each expert under its own number."),
+        "rotary-order": Named(
+            "attention/rotary-order", "reorder-heads", "Put the rows of every head in the family's order."
+        ),
         "unrelated": Named("tensor/untrained", "convert-again", "Convert the tensor again from the reference."),
     }
 )
@@ -87,6 +90,7 @@ def _found(difference: Difference, named: Named, study: ReferenceStudy) -> Found
     facts: dict[str, Any] = {"reference": study.name, "counterparts": list(difference.there)}
     facts |= {} if difference.cosine is None else {"cosine": difference.cosine}
     facts |= {} if difference.add is None else {"add": difference.add}
+    facts |= {} if difference.moves is None else difference.moves.facts
     facts |= {} if difference.relative is None else {"relative_difference": difference.relative}
     proved = difference.proved or difference.kind == "unrelated"
     names, beside = in_words(difference.here), in_words(tuple(dict.fromkeys(difference.there)))

@@ -7,22 +7,22 @@ stored in, whatever lies in the file: fused, stacked, transposed, its rows in th
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.attention_loading import split_heads_of
+from glassblock.checkpoint.attention_loading import rotary_at, split_heads_of
 from glassblock.checkpoint.attention_map import AttentionTensors
 from glassblock.checkpoint.attention_row import AttentionRow
 from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
 from glassblock.checkpoint.fitting import Sizes
-from glassblock.checkpoint.layer_parts import LayerTensors, NetworkTensors, NormTensors
+from glassblock.checkpoint.layer_parts import Expert, LayerTensors, NetworkTensors, NormTensors
+from glassblock.checkpoint.name_fits import find_trunk
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.outer_tensors import embedding_entry, embedding_norm, final_norm, head_entry
 from glassblock.checkpoint.reading import TORCH_DTYPES, ReadMeter, read_tensor
-from glassblock.checkpoint.recognition import find_trunk
-from glassblock.checkpoint.settings import number_of, text_of, tied_of
+from glassblock.checkpoint.settings import tied_of
 from glassblock.checkpoint.stored_entries import READ_AS, StoredEntry, read_weight
 from glassblock.errors import GlassblockError
 from glassblock.numerics.fused_layouts import split_rows
@@ -36,6 +36,33 @@ Heads = Mapping[str, int]
 """Numbers of heads and their width, by size, where the other checkpoint tells them."""
 
 
+class HeadRows(NamedTuple):
+    """The rows of a head of queries or keys.
+
+    Attributes:
+        width: How many.
+        turned: How many of them positions turn, from the first.
+        paired: Whether 2i and 2i + 1 are turned together, rather than the two halves.
+        queries: How many heads of queries there are.
+    """
+
+    width: int
+    turned: int
+    paired: bool
+    queries: int
+
+    @property
+    def to_halves(self) -> Tensor | None:
+        """The order that brings them into the convention of halves; None where they lie so."""
+        return order_of(self.width, self.turned, halves=True) if self.paired else None
+
+
+def order_of(width: int, turned: int, *, halves: bool) -> Tensor:
+    """`[width]`, the order that brings rows from pairs into halves, or from halves into pairs; the rest stays."""
+    rows = torch.arange(turned).view(*((turned // 2, 2) if halves else (2, turned // 2)))
+    return torch.cat([rows.T.flatten(), torch.arange(turned, width)])
+
+
 @dataclass
 class Part:
     """One tensor of the model.
@@ -46,6 +73,8 @@ class Part:
         index: Which rows of it, in this order; None for all as they lie.
         offset: What is added to it where it is used.
         forms: What of this the file has otherwise than the plain form: words.
+        head: Of queries and keys and of what has one number for each of their rows: the rows of a head, where positions
+            turn any.
     """
 
     entry: TensorEntry
@@ -53,6 +82,7 @@ class Part:
     index: Tensor | None = None
     offset: float = 0.0
     forms: tuple[str, ...] = ()
+    head: HeadRows | None = None
     _held: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -175,6 +205,23 @@ def layer_of_key(key: Key) -> int | None:
     return key[1] if key[0] == "layer" and isinstance(key[1], int) else None
 
 
+def is_of_network(key: Key) -> bool:
+    """Whether a key names a part of a feed-forward network."""
+    return len(key) == 5 and key[2] == "network"
+
+
+def expert_of_key(key: Key) -> Expert:
+    """Of the key of a network or of its part: which network of a mixture; None for the only one, or another key."""
+    expert = key[3] if len(key) > 3 and key[2] == "network" else None
+    return expert if isinstance(expert, int) else "shared" if expert == "shared" else None
+
+
+def network_parts(layer: int, expert: Expert, parts: Mapping[Key, Part]) -> dict[str, Part]:
+    """The parts of one network by role."""
+    home = ("layer", layer, "network", expert)
+    return {str(key[4]): part for key, part in parts.items() if key[:4] == home}
+
+
 def heads_of(checkpoint: Checkpoint) -> dict[str, int]:
     """Numbers of heads and their width, as far as the files tell them."""
     if checkpoint.family is None:
@@ -235,14 +282,15 @@ def _layer(checkpoint: Checkpoint, layer: LayerTensors, heads: Heads) -> Iterato
     for kind, entry in layer.router.items():
         transposed = kind == "weight" and mixture is not None and mixture.router_layout == "in_out"
         yield (*home, "router", kind), Part(entry, transposed)
-    order = _rotary_order(checkpoint, layer, {**heads, **heads_of(checkpoint)})
+    head = _head_rows(checkpoint, layer, {**heads, **heads_of(checkpoint)})
     for norm in layer.norms.values():
-        turned = order if norm.row.role in ("q", "k") and norm.row.width == ("head_dim",) else None
+        by_row = norm.row.role in ("q", "k") and (norm.row.width or ())[-1:] == ("head_dim",)
+        turned = head if by_row else None
         yield from _norm((*home, "norm", norm.row.role), norm, turned)
     if layer.branch_gain is not None:
         yield (*home, "branch-gain"), Part(layer.branch_gain)
     if layer.attention is not None:
-        yield from _attention((*home, "attention"), layer.attention, order, {**heads, **heads_of(checkpoint)})
+        yield from _attention((*home, "attention"), layer.attention, head, {**heads, **heads_of(checkpoint)})
 
 
 def _network(home: Key, network: NetworkTensors) -> Iterator[tuple[Key, Part]]:
@@ -266,19 +314,21 @@ def _network(home: Key, network: NetworkTensors) -> Iterator[tuple[Key, Part]]:
         yield (*home, parameter), Part(entry)
 
 
-def _norm(key: Key, norm: NormTensors, order: Tensor | None) -> Iterator[tuple[Key, Part]]:
+def _norm(key: Key, norm: NormTensors, head: HeadRows | None) -> Iterator[tuple[Key, Part]]:
     offset = norm_kind_named(norm.row.kind).offset
     if norm.gain is not None:
-        fits = order is not None and norm.gain.elements == len(order)
-        yield key, Part(norm.gain, index=order if fits else None, offset=offset)
+        rows = norm.gain.elements
+        head = None if head is None or rows % head.width else head
+        order = None if head is None else head.to_halves
+        yield key, Part(norm.gain, index=None if order is None else within_heads(order, rows), offset=offset, head=head)
     if norm.bias is not None:
         yield (*key, "bias"), Part(norm.bias)
 
 
 def _attention(
-    home: Key, attention: AttentionTensors, order: Tensor | None, heads: Heads
+    home: Key, attention: AttentionTensors, head: HeadRows | None, heads: Heads
 ) -> Iterator[tuple[Key, Part]]:
-    row = attention.row
+    row, order = attention.row, None if head is None else head.to_halves
     transposed = isinstance(row, AttentionRow) and row.layout == "in_out"
     for suffix, entries in (("", attention.weights), ("-bias", attention.biases)):
         for part, entry in entries.items():
@@ -289,14 +339,15 @@ def _attention(
                 if split is not None:
                     for name, index in zip(("query", "key", "value"), split, strict=True):
                         inner = (
-                            index[_within_heads(order, len(index))] if order is not None and name != "value" else index
+                            index[within_heads(order, len(index))] if order is not None and name != "value" else index
                         )
-                        yield (*home, name + suffix), Part(entry, turned, inner, forms=("fused",))
+                        of_heads = None if name == "value" else head
+                        yield (*home, name + suffix), Part(entry, turned, inner, forms=("fused",), head=of_heads)
                     continue
-            index = None
-            if order is not None and part in ("query", "key") and rows % len(order) == 0:
-                index = _within_heads(order, rows)
-            yield (*home, part + suffix), Part(entry, turned, index, forms=("rotary",) if index is not None else ())
+            of_heads = head if head is not None and part in ("query", "key") and rows % head.width == 0 else None
+            index = None if order is None or of_heads is None else within_heads(order, rows)
+            forms = ("rotary",) if index is not None else ()
+            yield (*home, part + suffix), Part(entry, turned, index, forms=forms, head=of_heads)
     if attention.sinks is not None:
         yield (*home, "sinks"), Part(attention.sinks)
 
@@ -308,23 +359,20 @@ def _split(row: AttentionRow, rows: int, heads: Heads) -> tuple[Tensor, Tensor, 
     return split_heads_of(torch.arange(rows), row.fused, queries, keys, width)
 
 
-def _rotary_order(checkpoint: Checkpoint, layer: LayerTensors, heads: Heads) -> Tensor | None:
-    """The order that brings a head's rows into the convention of halves; None where they lie so, or nothing tells."""
-    attention, width = layer.row.attention, heads.get("head_dim")
-    if not isinstance(attention, AttentionRow) or attention.rotary is None or width is None:
+def _head_rows(checkpoint: Checkpoint, layer: LayerTensors, heads: Heads) -> HeadRows | None:
+    """The rows of a head of queries and keys; None where positions turn none, or nothing tells."""
+    row, width = layer.row.attention, heads.get("head_dim")
+    if not isinstance(row, AttentionRow) or width is None:
         return None
-    rotary = attention.rotary
     try:
-        arrangement = text_of(checkpoint.config, layer.row, rotary.arrangement).value
-        share = number_of(checkpoint.config, layer.row, rotary.share).value
+        rotary = rotary_at(checkpoint, layer, row, width)
     except GlassblockError:
+        return None  # a fault of the config, told by its own rule
+    if rotary is None:
         return None
-    if arrangement == Arrangement.HALVES.value:
-        return None
-    turned = int(width * share) // 2 * 2
-    return torch.cat([torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, width)])
+    return HeadRows(width, rotary.dim, rotary.arrangement is not Arrangement.HALVES, heads.get("heads", 0))
 
 
-def _within_heads(order: Tensor, rows: int) -> Tensor:
+def within_heads(order: Tensor, rows: int) -> Tensor:
     """The same order in every head."""
     return (torch.arange(0, rows, len(order))[:, None] + order).flatten()

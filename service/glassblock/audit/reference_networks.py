@@ -14,7 +14,7 @@ from torch import Tensor
 from glassblock.audit.reference_map import Part
 from glassblock.audit.reference_types import FormKind, FunctionKind
 from glassblock.checkpoint.reading import ReadMeter
-from glassblock.numerics.likeness import Likeness, column_fingerprints, common_dtype, row_fingerprints
+from glassblock.numerics.likeness import Likeness, column_fingerprints, narrower_dtype, row_fingerprints
 
 Role = Literal["gate", "up", "down"]
 ELEMENTS = 1 << 20
@@ -76,8 +76,8 @@ def shared_dtypes(here: Mapping[str, Part], there: Mapping[str, Part]) -> dict[s
     both = [part.dtype for parts in (here, there) for name, part in parts.items() if name in ("gate", "up")]
     first = both[0] if both else torch.float32
     for dtype in both:
-        first = common_dtype(first, dtype)
-    down = common_dtype(here["down"].dtype, there["down"].dtype) if "down" in here and "down" in there else first
+        first = narrower_dtype(first, dtype)
+    down = narrower_dtype(here["down"].dtype, there["down"].dtype) if "down" in here and "down" in there else first
     return {"gate": first, "up": first, "down": down}
 
 
@@ -95,6 +95,32 @@ def fingerprints(part: Part, dtype: torch.dtype, meter: ReadMeter, *, columns: b
             taken.append(row_fingerprints(rows))
     part.let_go()
     return sums if columns else torch.cat(taken)
+
+
+def reordered(here: Mapping[str, Part], there: Mapping[str, Part], meter: ReadMeter, *, biases: bool) -> Verdict | None:
+    """What order of its rows makes one network of the other.
+
+    Args:
+        here: The parts of the network by role.
+        there: Its counterpart's.
+        meter: Counts what is read.
+        biases: Whether the biases of gate and up must have moved with their rows.
+
+    Returns:
+        None where up or down is absent, or rows are there that the other does not have.
+
+    Raises:
+        GlassblockError: A part cannot be read.
+    """
+    if not {"up", "down"} <= here.keys() & there.keys():
+        return None
+    dtypes = shared_dtypes(here, there)
+    prints, others = prints_of(here, dtypes, meter), prints_of(there, dtypes, meter)
+    if prints is None or others is None:
+        return None
+    if biases:
+        prints, others = (with_biases(*pair, dtypes, meter) for pair in ((prints, here), (others, there)))
+    return explained(prints, others, fused="gate" in here and here["gate"].name == here["up"].name)
 
 
 def explained(here: NetworkPrints, there: NetworkPrints, *, fused: bool) -> Verdict | None:

@@ -121,6 +121,7 @@ _FUNCTION_WORDS: Mapping[str, str] = MappingProxyType(
         "differs": "other numbers",
         "shape": "other shapes",
         "experts-exchanged": "experts exchanged without their router",
+        "rotary-order": "queries or keys in another rotary order",
     }
 )
 

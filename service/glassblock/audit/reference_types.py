@@ -1,19 +1,41 @@
 """What a comparison with a reference checkpoint has shown. Rules and the report read this and nothing else."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from glassblock.audit.reference_map import Key
 from glassblock.checkpoint.layer_parts import Expert
 from glassblock.wire.audits import Relation
+
+Into = Literal["halves", "pairs"]
+"""An order of the rows of a head: those that positions turn together lie half a head apart, or side by side."""
 
 FormKind = Literal[
     "renamed", "dtype", "rounded", "layout", "offset-folded", "permuted", "padded", "experts-reordered", "tied"
 ]
 FunctionKind = Literal[
     "swapped", "fused-order", "fused-layout", "mispaired", "transposed", "offset", "role", "unrelated", "differs",
-    "shape", "experts-exchanged",
+    "shape", "experts-exchanged", "rotary-order",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeadMoves:
+    """How the rows of some heads come back into order.
+
+    Attributes:
+        steps: One after the other: of every so many rows, of which the first `turned` move, into `halves` or `pairs`.
+        heads: Which heads of a fused tensor; None for all rows of a tensor.
+    """
+
+    steps: tuple[tuple[int, int, Into], ...]
+    heads: tuple[int, ...] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As evidence of a finding, which a repair reads."""
+        steps = [{"width": width, "turned": turned, "into": into} for width, turned, into in self.steps]
+        return {"steps": steps} | ({} if self.heads is None else {"heads": list(self.heads)})
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,7 @@ class Difference:
         elements: How many numbers were compared.
         add: What brings a gain back.
         key: What the first of the tensors is in the model.
+        moves: What brings the rows of heads back.
     """
 
     kind: FormKind | FunctionKind
@@ -47,6 +70,7 @@ class Difference:
     elements: int = 0
     add: float | None = None
     key: Key = ()
+    moves: HeadMoves | None = None
 
 
 FORM_KINDS: frozenset[str] = frozenset(

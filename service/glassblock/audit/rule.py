@@ -1,8 +1,8 @@
 """What a rule is: a row that says what it needs and explains itself, and a function that only looks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from glassblock.audit.evidence import Evidence, Need
 from glassblock.audit.names import cut_names
@@ -34,6 +34,9 @@ class Checked:
 
 Outcome = Found | Checked | Undecidable | Skipped
 
+TellsAfter = Literal["tensor", "layer", "all"]
+"""What of a checkpoint a rule has to see: see `Rule.tells_after`."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -52,6 +55,9 @@ class Rule:
         look: Evidence in, outcomes out; it reads no file and changes nothing.
         tells_before_tensors: Whether what it finds with names, shapes and config alone stands whatever the tensors
             hold. It may find more in them.
+        tells_after: Of what it has to see every number so that a finding stands whatever the rest holds: one tensor
+            alone, one layer alone, or all tensors. It is then shown these and nothing else, and what the report tells
+            of several in one finding is told of each; a tensor outside the layers is shown alone.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Rule:
     needs: tuple[Need, ...]
     look: Callable[[Evidence], Iterable[Outcome]]
     tells_before_tensors: bool = False
+    tells_after: TellsAfter = "all"
 
 
 def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Coverage]:
@@ -74,7 +81,7 @@ def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Cov
         if reason is not None:
             return (), Coverage(rule=rule.name, checked=0, skipped=(Skipped(reason=reason),))
     outcomes = tuple(rule.look(evidence))
-    findings = tuple(_finding(rule, outcome) for outcome in outcomes if isinstance(outcome, Found))
+    findings = tuple(_findings(rule, outcomes))
     coverage = Coverage(
         rule=rule.name,
         checked=sum(outcome.count for outcome in outcomes if isinstance(outcome, Checked)),
@@ -82,6 +89,16 @@ def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Cov
         skipped=tuple(_cut(outcome) for outcome in outcomes if isinstance(outcome, Skipped)),
     )
     return findings, coverage
+
+
+def findings_of(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """Findings of one rule alone."""
+    if all(evidence.lacks(need) is None for need in rule.needs):
+        yield from _findings(rule, rule.look(evidence))
+
+
+def _findings(rule: Rule, outcomes: Iterable[Outcome]) -> Iterator[Finding]:
+    return (_finding(rule, outcome) for outcome in outcomes if isinstance(outcome, Found))
 
 
 Unsure = TypeVar("Unsure", Undecidable, Skipped)

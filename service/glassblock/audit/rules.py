@@ -11,6 +11,7 @@ from glassblock.audit.mixture_rules import MIXTURE_RULES
 from glassblock.audit.norm_rules import NORM_RULES
 from glassblock.audit.quantisation_rules import QUANTISATION_RULES
 from glassblock.audit.range_rules import NEURON_RULES, RANGE_RULES
+from glassblock.audit.rotary_rules import ROTARY_RULES
 from glassblock.audit.rule import Rule
 from glassblock.audit.structure_rules import CONTAINER_RULES, DUPLICATE_RULE, INDEX_RULES
 from glassblock.audit.tensor_rules import MISSING_RULES, TENSOR_RULES
@@ -29,6 +30,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             *NEURON_RULES,
             *MISSING_RULES,
             *NORM_RULES,
+            *ROTARY_RULES,
             *MIXTURE_RULES,
             *QUANTISATION_RULES,
             *RANGE_RULES,

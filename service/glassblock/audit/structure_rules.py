@@ -133,8 +133,10 @@ def _rule(
     report: str,
     level: Level = "error",
     certainty: Certainty = "proved",
+    tells_before_tensors: bool = True,
 ) -> Rule:
-    return Rule(name, level, certainty, what, hurts, detection, fooled_by, f"https://github.com/{report}", (), look)
+    url = f"https://github.com/{report}"
+    return Rule(name, level, certainty, what, hurts, detection, fooled_by, url, (), look, tells_before_tensors)
 
 
 _PARSED = "An own parser reads length, header and offsets, and believes none of them."
@@ -276,4 +278,5 @@ DUPLICATE_RULE = _rule(
     "tensor: equal in some layers only is an error; in all, a warning for trained gates, else a note.",
     fooled_by="Copies under different names in other layers, as a model is deepened on purpose.",
     report="huggingface/huggingface_hub/issues/4725",
+    tells_before_tensors=False,
 )

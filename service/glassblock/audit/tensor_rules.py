@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from glassblock.audit.evidence import Evidence, Need
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
 from glassblock.audit.neuron_numbers import NeuronNumbers
-from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.audit.odd_and_right import counts_nothing, is_open_bound, zeros_by_design
+from glassblock.audit.rule import Checked, Found, Outcome, Rule, TellsAfter
 from glassblock.audit.unrouted import unrouted, unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
@@ -24,7 +25,19 @@ _ZERO_INITIALISED = ("lora_B", "lora_embedding_B")
 
 def _non_finite(evidence: Evidence) -> Iterator[Outcome]:
     bad = {name: values for name, values in evidence.values.items() if values.non_finite}
-    for names in alike(bad).values():
+    bounds = {name for name, values in bad.items() if is_open_bound(name, values)}
+    if bounds:
+        names = tuple(name for name in bad if name in bounds)
+        yield Found(
+            f"{in_words(names)}: infinite, as a bound that bounds nothing",
+            layer=only_layer(names),
+            tensors=names,
+            file=evidence.checkpoint.entries[names[0]].file.name,
+            evidence={"count": len(names)},
+            level="note",
+            certainty="risk",
+        )
+    for names in alike(name for name in bad if name not in bounds).values():
         first = names[0]
         index = bad[first].first_non_finite
         where = coordinates(index or 0, evidence.checkpoint.entries[first].shape)
@@ -65,7 +78,19 @@ def _all_zero(evidence: Evidence) -> Iterator[Outcome]:
         for name, values in evidence.values.items()
         if values.all_zero and name not in unreached and _must_not_vanish(evidence, name)
     ]
-    for names in alike(zero).values():
+    by_design = zeros_by_design(evidence, zero)
+    seen = tuple(name for name in zero if by_design.get(name))
+    if seen:
+        yield Found(
+            f"{in_words(seen)}: every number is zero, and so is every tensor like it: it may have begun so, and no "
+            "training moved it",
+            layer=only_layer(seen),
+            tensors=seen,
+            file=evidence.checkpoint.entries[seen[0]].file.name,
+            evidence={"tensors": len(seen)},
+            level="note",
+        )
+    for names in alike(name for name in zero if name not in by_design).values():
         first = evidence.checkpoint.entries[names[0]]
         yield Found(
             f"{in_words(names)}: every number is zero, so what it feeds receives nothing",
@@ -171,7 +196,19 @@ def _is_plain_gain(evidence: Evidence, name: str) -> bool:
 
 def _empty(evidence: Evidence) -> Iterator[Outcome]:
     entries = evidence.checkpoint.entries
-    empty = tuple(entry.name for entry in entries.values() if entry.elements == 0 and entry.name not in _MARKERS)
+    hollow = [entry for entry in entries.values() if entry.elements == 0 and entry.name not in _MARKERS]
+    none = tuple(entry.name for entry in hollow if counts_nothing(entry, evidence))
+    empty = tuple(entry.name for entry in hollow if entry.name not in none)
+    if none:
+        yield Found(
+            f"{in_words(none)}: an axis of length zero within others, as of something of which the model has none",
+            layer=only_layer(none),
+            tensors=none,
+            file=entries[none[0]].file.name,
+            evidence={"count": len(none), "tensors": len(entries)},
+            level="note",
+            certainty="risk",
+        )
     if empty:
         yield Found(
             f"{len(empty)} of {len(entries)} tensors have no element: {in_words(empty)}",
@@ -239,7 +276,7 @@ def _final_norm(evidence: Evidence) -> Iterator[Outcome]:
     name = trunk.prefix + final.gain
     values, layers = evidence.values.get(name), evidence.gains.values()
     trained = sum(gain.most > gain.least for gain in layers)
-    neutral = 1.0 - norm_kind_named(final.kind).offset
+    neutral = norm_kind_named(final.kind).initial
     if values is None or values.elements < 2 or values.non_finite or {values.least, values.most} != {neutral}:
         return
     if 2 * trained > len(layers):
@@ -268,9 +305,22 @@ def _rule(
     certainty: Certainty = "proved",
     needs: tuple[Need, ...] = (),
     tells_before_tensors: bool = False,
+    tells_after: TellsAfter = "all",
 ) -> Rule:
-    url = f"https://github.com/{report}"
-    return Rule(name, level, certainty, what, hurts, detection, fooled_by, url, needs, look, tells_before_tensors)
+    return Rule(
+        name,
+        level,
+        certainty,
+        what,
+        hurts,
+        detection,
+        fooled_by,
+        f"https://github.com/{report}",
+        needs,
+        look,
+        tells_before_tensors,
+        tells_after,
+    )
 
 
 TENSOR_RULES: tuple[Rule, ...] = (
@@ -279,16 +329,19 @@ TENSOR_RULES: tuple[Rule, ...] = (
         _non_finite,
         what="A tensor holds NaN or infinity.",
         hurts="One such number spreads to every output that depends on it.",
-        detection="Every number of every tensor is read; the first place and the count are told.",
+        detection="Every number of every tensor is read; the first place and the count are told. Infinite bounds "
+        "and masks, told by their names, are noted only.",
         fooled_by="Scales that turn finite stored numbers into infinite ones.",
         report="ICTMCG/Make-Your-Anchor/issues/9",
+        tells_after="tensor",
     ),
     _rule(
         "tensor/empty",
         _empty,
         what="A tensor has no element.",
         hurts="The parameter was never saved; a loader that does not insist keeps its initial values.",
-        detection="An axis of length zero in the header.",
+        detection="An axis of length zero in the header. Where it stands behind another axis, in a tensor that no "
+        "row describes, the model may have none of something, such as register tokens: a note.",
         fooled_by="Markers without content; the one in common use is known and let pass.",
         report="sediment1024/PhysRAG/issues/3",
         tells_before_tensors=True,
@@ -300,11 +353,13 @@ TENSOR_RULES: tuple[Rule, ...] = (
         hurts="The branch behind it contributes nothing, which looks like a slightly worse model.",
         detection="Every number is read. Biases, adapters that start at zero, buffers, gains of 1 + w and "
         "experts that the router has no row for may be zero. Where both branches of a layer end in zeros, and nothing "
-        "else in it is zero, it is noted only.",
+        "else in it is zero, it is noted only; so is a router, or a tensor that no row describes, where all that "
+        "differ from it in a number of the name are zeros as well.",
         fooled_by="Weights that were pruned away on purpose: hence a warning, not an error.",
         report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
         level="warning",
         certainty="risk",
+        tells_after="layer",
     ),
 )
 
@@ -340,6 +395,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         fooled_by="Biases under names of another dialect.",
         report="vllm-project/vllm/pull/39666",
         needs=("family",),
+        tells_after="layer",
     ),
     _rule(
         "norm/final-missing",

@@ -45,7 +45,7 @@ class TensorSketch:
         return TensorSketch(self.values.joined(after.values), self.grain.joined(after.grain))
 
 
-SKETCH_VERSION = 3
+SKETCH_VERSION = 4
 """Raised whenever the same bytes would give other numbers."""
 
 

@@ -20,6 +20,7 @@ class TensorValues:
     Attributes:
         elements: How many.
         non_finite: How many of them are NaN or infinite.
+        nan: How many of those are NaN.
         first_non_finite: Index of the first of those, counted through the tensor row by row.
         zeros: How many are zero.
         subnormal: How many are smaller than the least normal number of their dtype, and not zero; 0 where the dtype has
@@ -38,6 +39,7 @@ class TensorValues:
     least: float | None = None
     most: float | None = None
     square_sum: float = 0.0
+    nan: int = 0
 
     @property
     def any_nonzero(self) -> bool:
@@ -74,6 +76,7 @@ class TensorValues:
             least=_least(self.least, after.least),
             most=_most(self.most, after.most),
             square_sum=self.square_sum + after.square_sum,
+            nan=self.nan + after.nan,
         )
 
 
@@ -104,7 +107,8 @@ def _of_another_dtype(piece: Tensor) -> TensorValues:
     if piece.dtype.is_complex:
         parts = torch.view_as_real(piece)
         bad = ~parts.isfinite().all(-1)
-        return TensorValues(count, int(bad.sum()), _first(bad), count - int(parts.any(-1).sum()))
+        nan = int(piece.isnan().sum())
+        return TensorValues(count, int(bad.sum()), _first(bad), count - int(parts.any(-1).sum()), nan=nan)
     if not piece.dtype.is_floating_point:
         # A number of these dtypes is zero when all its bytes are.
         return TensorValues(count, zeros=count - nonzero_count(piece.view(_WHOLE[piece.dtype.itemsize])))
@@ -121,7 +125,8 @@ def _of_numbers(wide: Tensor, normal: float, *, squares: bool) -> TensorValues:
     extremes = (float(some.min()), float(some.max())) if some.numel() else (None, None)
     subnormal = int((magnitudes < normal).sum()) - zeros if normal else 0
     square_sum = _square_sum(wide) if squares else 0.0
-    return TensorValues(wide.numel(), int(bad.sum()), _first(bad), zeros, subnormal, *extremes, square_sum)
+    nan = int(wide.isnan().sum())
+    return TensorValues(wide.numel(), int(bad.sum()), _first(bad), zeros, subnormal, *extremes, square_sum, nan)
 
 
 def _square_sum(wide: Tensor) -> float:

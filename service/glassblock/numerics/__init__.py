@@ -3,8 +3,9 @@
 One layout holds in every module of this package:
 
 - A linear weight is stored `[out, in]`, as `torch.nn.Linear` keeps it, and is applied as `x @ weight.T`.
-- Activations are `[*batch, d]`: the last axis is the width, every axis before it counts tokens. Nothing couples
-  two tokens here, so `[d]`, `[T, d]` and `[B, T, d]` are all accepted.
+- Activations are `[*batch, d]`: the last axis is the width, every axis before it counts tokens. A feed-forward block
+  couples no two of them, so `[d]`, `[T, d]` and `[B, T, d]` are all accepted; where tokens meet (attention, whole
+  layers, chains) they lie on the axis before the width.
 - `d` is the model width, `m` the width of the feed-forward network. A **neuron** is one hidden unit i of m: row i of
   `gate` and `up` (both `[m, d]`), its bias entries, and **column** i of `down` (`[d, m]`).
 - A Jacobian is `[*batch, d, d]` with the output first: `J[..., i, j]` is the derivative of output i by input j.

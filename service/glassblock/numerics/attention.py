@@ -19,7 +19,8 @@ from torch import Tensor
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET, causal_attention
-from glassblock.numerics.linear import apply_linear, widest_dtype
+from glassblock.numerics.dtypes import widest_dtype
+from glassblock.numerics.linear import apply_linear
 from glassblock.numerics.norms import Norm
 from glassblock.numerics.rotary import Rotary, rotary_table, rotate
 

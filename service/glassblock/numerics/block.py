@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
+from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.feed_forward import FeedForward, read_of_gate
-from glassblock.numerics.linear import apply_linear, widest_dtype
+from glassblock.numerics.linear import apply_linear
 from glassblock.numerics.wiring import Placement, Wiring
 
 

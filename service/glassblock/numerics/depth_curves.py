@@ -27,11 +27,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
+from glassblock.numerics.coupled_jacobian import TokenFunction, pull_back, push_forward
 from glassblock.numerics.golub_kahan import Bidiagonal, golub_kahan, uniform_starts
 from glassblock.numerics.norm_factors import lengths
 from glassblock.numerics.product_noise import ROUNDING
 from glassblock.numerics.singular_bracket import bracket_largest
-from glassblock.numerics.token_coupled_norms import TokenFunction, pull_back, push_forward
 from glassblock.numerics.watching import UNWATCHED, Watch
 
 

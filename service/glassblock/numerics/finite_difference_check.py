@@ -15,11 +15,11 @@ from torch import Tensor
 
 from glassblock.numerics.block import apply_sublayer, branch_contribution, residual_output
 from glassblock.numerics.block_jacobians import Part, block_jacobian, network_in
+from glassblock.numerics.coupled_jacobian import TokenFunction, push_forward
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.golub_kahan import uniform_starts
 from glassblock.numerics.norm_factors import lengths, norm_factors
 from glassblock.numerics.norms import Norm
-from glassblock.numerics.token_coupled_norms import TokenFunction, push_forward
 from glassblock.numerics.wiring import Wiring
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)

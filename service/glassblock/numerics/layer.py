@@ -16,9 +16,9 @@ from glassblock.errors import InvalidValue
 from glassblock.numerics.attention import Attention, AttentionStages, run_attention
 from glassblock.numerics.block import Stages, apply_sublayer, branch_contribution, common_dtype, joined, run_block
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET
+from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.latent_attention import LatentAttention, run_latent_attention
-from glassblock.numerics.linear import widest_dtype
 from glassblock.numerics.mixture import Mixture, MixtureStages, mixture_dtype, run_mixture
 from glassblock.numerics.wiring import Placement, Wiring
 

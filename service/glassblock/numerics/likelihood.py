@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
-from glassblock.numerics.linear import apply_linear, widest_dtype
+from glassblock.numerics.dtypes import widest_dtype
+from glassblock.numerics.linear import apply_linear
 from glassblock.numerics.norms import Norm
 
 DEFAULT_BYTE_BUDGET = 2**28

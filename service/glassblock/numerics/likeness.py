@@ -122,7 +122,7 @@ def column_fingerprints(rows: Shaped[Tensor, "n width"], start: int, total: int)
     return (bits * _multipliers(total, bits.device)[start : start + len(bits), None]).sum(0)
 
 
-def common_dtype(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+def narrower_dtype(first: torch.dtype, second: torch.dtype) -> torch.dtype:
     """The narrower of two dtypes: numbers that differ by rounding to it are equal in it."""
     if first.itemsize != second.itemsize:
         return first if first.itemsize < second.itemsize else second

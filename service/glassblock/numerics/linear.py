@@ -1,8 +1,5 @@
-"""A linear map in the dtype of what it reads, and the dtype that a set of tensors is computed in."""
+"""A linear map in the dtype of what it reads."""
 
-from collections.abc import Iterable
-
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
@@ -16,12 +13,3 @@ def apply_linear(
     One matrix is cast at a time, so that a wide computation never holds a wide copy of all the weights.
     """
     return functional.linear(values, weight.to(values.dtype), None if bias is None else bias.to(values.dtype))
-
-
-def widest_dtype(tensors: Iterable[Tensor | None]) -> torch.dtype:
-    """The widest of float32 and of the dtypes of the tensors."""
-    widest = torch.float32
-    for tensor in tensors:
-        if tensor is not None:
-            widest = torch.promote_types(widest, tensor.dtype)
-    return widest

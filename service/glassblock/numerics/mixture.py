@@ -17,8 +17,9 @@ from torch import Tensor
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.block import apply_sublayer
+from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.feed_forward import FeedForward
-from glassblock.numerics.linear import apply_linear, widest_dtype
+from glassblock.numerics.linear import apply_linear
 from glassblock.numerics.routing import GroupScore, Routing, route
 
 

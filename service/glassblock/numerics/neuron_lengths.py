@@ -7,7 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.numerics.gate_or_up import EQUAL_LENGTHS, Spread, log_length_correlation, spread_of
+EQUAL_LENGTHS = 1e-6
+"""Row lengths that vary by less, relatively, vary by rounding."""
+
+
+class Spread(NamedTuple):
+    """Lengths of the rows of one weight that are finite and not zero."""
+
+    least: float
+    median: float
+    most: float
 
 
 class LengthNumbers(NamedTuple):
@@ -63,3 +72,21 @@ def _closely(gate: Float[Tensor, " m"], up: Float[Tensor, " m"], down: Float[Ten
         (spread_of(gate), spread_of(up), spread_of(down)),
         int(((gate == 0) & (up == 0) & (down == 0)).sum()),
     )
+
+
+def spread_of(lengths: Float[Tensor, " m"]) -> Spread | None:
+    """The least, the middle and the greatest length; None where no row has one."""
+    some = lengths[lengths.isfinite() & (lengths > 0)]
+    if not len(some):
+        return None
+    # The lower median of an even number is a length that some row has.
+    return Spread(float(some.min()), float(some.median()), float(some.max()))
+
+
+def log_length_correlation(left: Float[Tensor, " m"], right: Float[Tensor, " m"]) -> float | None:
+    """Correlation over neurons of the logarithms of two lengths, over those that have both."""
+    lengths = torch.stack([left, right])
+    logs = lengths[:, (lengths.isfinite() & (lengths > 0)).all(0)].log()
+    if logs.shape[1] < 2 or float(logs.std(1).min()) < EQUAL_LENGTHS:
+        return None
+    return float(torch.corrcoef(logs)[0, 1])

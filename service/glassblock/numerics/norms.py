@@ -86,6 +86,7 @@ class NormArithmetic:
         centred: LayerNorm (subtracts the mean) rather than RMSNorm.
         gain: Where the gain is multiplied in.
         offset: Added to the stored gain.
+        initial: What the models' own code begins stored gains with.
         bias: Whether a bias may be stored.
         power: Whether the root is written as a power of -1/2 rather than as `rsqrt`. PyTorch computes both alike.
         formula: The arithmetic in words of code, for people.
@@ -96,6 +97,7 @@ class NormArithmetic:
     gain: GainOrder
     formula: str
     offset: float = 0.0
+    initial: float = 1.0
     bias: bool = False
     power: bool = False
 
@@ -237,9 +239,11 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def _rms_row(
-    name: str, gain: GainOrder, formula: str, *, offset: float = 0.0, power: bool = False
+    name: str, gain: GainOrder, formula: str, *, offset: float = 0.0, initial: float = 1.0, power: bool = False
 ) -> tuple[str, NormArithmetic]:
-    return name, NormArithmetic(name, centred=False, gain=gain, formula=formula, offset=offset, power=power)
+    return name, NormArithmetic(
+        name, centred=False, gain=gain, formula=formula, offset=offset, initial=initial, power=power
+    )
 
 
 def _layer_row(
@@ -254,7 +258,7 @@ NORM_KINDS: Mapping[str, NormArithmetic] = MappingProxyType(
         (
             _rms_row("rms_llama", GainOrder.AFTER_CAST, "w * cast(n)"),
             _rms_row("rms_f32mul", GainOrder.BEFORE_CAST, "cast(w * n)"),
-            _rms_row("rms_plus1", GainOrder.BEFORE_CAST, "cast(n * (1 + w))", offset=1.0),
+            _rms_row("rms_plus1", GainOrder.BEFORE_CAST, "cast(n * (1 + w))", offset=1.0, initial=0.0),
             _rms_row("rms_f32mul_pow", GainOrder.BEFORE_CAST, "cast(x * (mean(x^2) + eps)^-0.5 * w)", power=True),
             _rms_row("rms_t5", GainOrder.WEIGHT_DTYPE, "w * cast(n, to w's dtype if w is half)"),
             _rms_row("rms_chatglm", GainOrder.BEFORE_CAST, "cast(w * n)"),

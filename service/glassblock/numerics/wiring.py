@@ -14,6 +14,7 @@ The sum of three is rounded in one of two orders: (alpha x + other) + branch in 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,13 +63,8 @@ class Wiring:
     branches_first: bool = False
 
     def __post_init__(self) -> None:
-        needed = _NORMS_OF[self.placement]
-        given = {
-            "input_norm": self.input_norm,
-            "output_norm": self.output_norm,
-            "residual_norm": self.residual_norm,
-        }
-        for role, norm in given.items():
+        needed = NORMS_OF[self.placement]
+        for role, norm in zip(NORM_PLACES, self.norms, strict=True):
             if (norm is not None) != (role in needed):
                 problem = "needs" if role in needed else "has no place for"
                 raise InvalidValue(
@@ -111,10 +107,14 @@ class Wiring:
         return self.input_norm, self.output_norm, self.residual_norm
 
 
-_NORMS_OF: dict[Placement, tuple[str, ...]] = {
+NORM_PLACES = ("input_norm", "output_norm", "residual_norm")
+"""The names of `Wiring.norms`, in their order."""
+
+NORMS_OF: Mapping[Placement, tuple[str, ...]] = {
     Placement.PRE: ("input_norm",),
     Placement.POST: ("residual_norm",),
     Placement.SANDWICH: ("input_norm", "output_norm"),
     Placement.PARALLEL: ("input_norm",),
     Placement.BRANCH_OUTPUT: ("output_norm",),
 }
+"""Those of them that a placement has."""

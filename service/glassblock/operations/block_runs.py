@@ -15,6 +15,7 @@ from glassblock.checkpoint.stored_entries import storage_notes
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import LEARNED_ACTIVATIONS, activation_named
 from glassblock.numerics.block import Stages, run_block
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.recombination import recombination_error
@@ -91,7 +92,7 @@ def run(
         family=family.name,
         verified=family.verified,
         device=str(store.device),
-        compute_dtype=str(ran.stages["x"].dtype).removeprefix("torch."),
+        compute_dtype=name_of_dtype(ran.stages["x"].dtype),
         placement=ran.wiring.placement.value,
         activation=None if request.part == "attention" else _activation(request, checkpoint, layer),
         eps=wired_eps(
@@ -146,7 +147,9 @@ def _entering(
         return Entering.after_attention(states, layer, ids, dtype=dtype)
     if request.part != "ffn" and request.sample is not None:
         raise InvalidValue(
-            "sampled rows are no text, and attention reads texts", field="sample", hint="give token_ids, text or x"
+            "sampled rows are no text, and attention reads texts",
+            field="sample",
+            hint="give `token_ids`, `text` or `x`",
         )
     x = block_input(
         store,
@@ -213,7 +216,7 @@ def _statistics(tensor: Tensor) -> StageStatistics:
     counted = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
     values = {name: nested_numbers(value) for name, value in stage_statistics(counted)._asdict().items()}
     return StageStatistics.model_validate(
-        {"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **values}
+        {"shape": tuple(tensor.shape), "dtype": name_of_dtype(tensor.dtype), **values}
     )
 
 
@@ -262,7 +265,7 @@ def _overflows(stages: Mapping[RunStage, Tensor], wiring: Wiring) -> list[str]:
     read = stages.get("middle", stages["x"])
     sums_in = torch.promote_types(read.dtype, torch.float32)
     rows = int(read.to(sums_in).square().mean(-1).isinf().sum())
-    told = str(sums_in).removeprefix("torch.")
+    told = name_of_dtype(sums_in)
     return [f"normed: the mean square of {rows} row(s) overflows {told}, as it would in the model"] if rows else []
 
 

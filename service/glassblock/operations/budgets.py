@@ -11,7 +11,7 @@ from glassblock.numerics.budgets import (
     feed_forward_budget,
     round_up_to_multiple,
 )
-from glassblock.operations.inputs import layer_widths
+from glassblock.operations.inputs import layer_widths, refuse_without_checkpoint
 from glassblock.operations.store import CheckpointStore
 from glassblock.wire.budgets import ActivationBudget, Budget, BudgetAnswer, BudgetRequest, EqualParameterWidth
 
@@ -42,16 +42,19 @@ def count(store: CheckpointStore, request: BudgetRequest) -> BudgetAnswer:
 def _with_sizes(store: CheckpointStore, request: BudgetRequest) -> BudgetRequest:
     sizes = ("d_model", "d_ff", "kind")
     if request.checkpoint is None:
+        refuse_without_checkpoint(request, "family", "family_row", "tower")
         for name in sizes:
             if getattr(request, name) is None:
                 raise InvalidValue(
-                    f"{name} is missing", field=name, hint="give d_model, d_ff and kind, or a checkpoint"
+                    f"{name} is missing", field=name, hint="give `d_model`, `d_ff` and `kind`, or a checkpoint"
                 )
         return request
     given = [name for name in (*sizes, "layers") if name in request.model_fields_set]
     if given:
         raise InvalidValue(f"{given[0]} comes from the checkpoint", field=given[0], hint="leave it out")
-    checkpoint = store.open(request.checkpoint)
+    checkpoint = store.open(
+        request.checkpoint, family=request.family, family_row=request.family_row, tower=request.tower
+    )
     family = checkpoint.require_usable()
     widths = {layer_widths(checkpoint, layer) for layer in checkpoint.layer_indices}
     if len(widths) != 1:
@@ -59,7 +62,7 @@ def _with_sizes(store: CheckpointStore, request: BudgetRequest) -> BudgetRequest
         raise InvalidValue(
             f"the layers of {request.checkpoint} have different sizes: {told}",
             field="checkpoint",
-            hint="ask for each size by d_model and d_ff",
+            hint="ask for each size by `d_model` and `d_ff`",
         )
     ((d_model, d_ff),) = widths
     update = {

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue, TooLarge
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.finite_difference_check import check_states
 from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.spectral_request import SpectralRequest
@@ -86,7 +87,7 @@ def coupled_layer(
         exactness="exact" if exact else "estimated",
         flops=flops * _passes(found, bracket),
         bytes=0,
-        accumulation=str(x.dtype).removeprefix("torch."),
+        accumulation=name_of_dtype(x.dtype),
         cancellation=None,
         redone=(),
         self_check=self_check(check_states(part.run, x, seed=request.seed), len(x), request.seed),

@@ -18,6 +18,7 @@ from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
 from glassblock.numerics.deciders import Decider as NumericsDecider
 from glassblock.numerics.deciders import deciders
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.explanation import Explanation, explain
 from glassblock.numerics.nearness import AT_FLOOR
 from glassblock.numerics.trial import Fit
@@ -50,7 +51,9 @@ def explain_block(
         CheckpointUnusable: the checkpoint is damaged, or does not fit its family.
         ComputationCancelled: as the watch says.
     """
-    checkpoint = store.serving(request.checkpoint)
+    checkpoint = store.serving(
+        request.checkpoint, family=request.family, family_row=request.family_row, tower=request.tower
+    )
     family = checkpoint.require_usable()
     captures = captured_stages(tensors, request.layer, device=store.device)
     meter = ReadMeter()
@@ -67,7 +70,7 @@ def explain_block(
         family=family.name,
         verified=family.verified,
         device=str(store.device),
-        capture_dtype=str(explanation.captures.dtype).removeprefix("torch."),
+        capture_dtype=name_of_dtype(explanation.captures.dtype),
         tokens=explanation.captures.given,
         replayed_tokens=len(explanation.captures.tokens),
         captured=cast("tuple[Stage, ...]", tuple(explanation.captures.stages)),

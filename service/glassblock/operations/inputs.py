@@ -1,13 +1,12 @@
 """What an operation works on: posted rows, or rows of a checkpoint's own embedding."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from glassblock.checkpoint.embedding_rows import sample_embedding_rows
-from glassblock.checkpoint.family import Role
+from glassblock.checkpoint.family import ROLES_OF, Branch
 from glassblock.checkpoint.layer_map import eps_sources, layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
@@ -21,9 +20,6 @@ from glassblock.wire.framing import WireTensor
 from glassblock.wire.jacobians import JacobiansRequest
 from glassblock.wire.norms import NormStatisticsRequest
 from glassblock.wire.values import Request, Sample, Sourced
-
-BRANCH_ROLES: tuple[Role, ...] = ("ffn_in", "ffn_out", "resid_ffn")
-ATTENTION_ROLES: tuple[Role, ...] = ("attn_in", "attn_out", "resid_attn")
 
 
 def block_input(
@@ -98,12 +94,11 @@ def given_eps(eps: float | None) -> float:
 
 
 def wired_eps(
-    checkpoint: Checkpoint, wiring: Wiring, *, overridden: bool, branch: Literal["ffn", "attention"] = "ffn"
+    checkpoint: Checkpoint, wiring: Wiring, *, overridden: bool, branch: Branch = "ffn"
 ) -> dict[str, Sourced]:
     """Epsilon of each norm of a branch as wired, with the place that states it."""
     declared = eps_sources(checkpoint)
-    roles = BRANCH_ROLES if branch == "ffn" else ATTENTION_ROLES
-    told = [declared[role] for role in roles if role in declared]
+    told = [declared[role] for role in ROLES_OF[branch] if role in declared]
     sources: dict[str, Sourced] = {}
     for place, norm in zip(("input", "output", "residual"), wiring.norms, strict=True):
         if norm is not None:

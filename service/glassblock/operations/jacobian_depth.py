@@ -8,10 +8,11 @@ from torch import Tensor
 from glassblock.errors import InvalidValue, TooLarge
 from glassblock.numerics.block import common_dtype, residual_output
 from glassblock.numerics.block_jacobians import network_in, refuse_unlike
+from glassblock.numerics.coupled_jacobian import TokenFunction
 from glassblock.numerics.depth_curves import Curve, DepthCurves, depth_curves
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.rewiring import rewired
-from glassblock.numerics.token_coupled_norms import TokenFunction
 from glassblock.numerics.watching import Watch
 from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.operations.reply import nested_numbers
@@ -151,7 +152,7 @@ def _told(found: DepthCurves, request: JacobiansRequest, placement: Placement, d
         steps=found.steps,
         seed=found.seed,
         failure_probability=found.failure_probability,
-        accumulation=str(dtype).removeprefix("torch."),
+        accumulation=name_of_dtype(dtype),
         layer_products=found.products,
     )
 

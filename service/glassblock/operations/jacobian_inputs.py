@@ -76,7 +76,7 @@ def refuse_combinations(request: JacobiansRequest) -> None:
         raise InvalidValue(
             "states says what is taken of a text, and none is given",
             field="states",
-            hint="give token_ids or text, or leave it out",
+            hint="give `token_ids` or `text`, or leave it out",
         )
     if request.states == "embedding" and request.part in COUPLED_PARTS:
         raise InvalidValue(
@@ -130,6 +130,18 @@ def text_states(request: JacobiansRequest) -> TextStates | None:
         return None
     reached = request.text is not None or request.part in COUPLED_PARTS
     return request.states or ("reached" if reached else "embedding")
+
+
+def with_every_layer(checkpoint: Checkpoint, request: JacobiansRequest) -> JacobiansRequest:
+    """The request with every layer of the checkpoint, where it names none.
+
+    Raises:
+        CheckpointUnusable: Nothing says how many it has.
+    """
+    if request.layers:
+        return request
+    checkpoint.require_usable()
+    return request.model_copy(update={"layers": tuple(range(checkpoint.layers))})
 
 
 def with_text_as_ids(

@@ -11,8 +11,8 @@ from glassblock.checkpoint.layer_parts import Expert
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
+from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.feed_forward import FeedForward
-from glassblock.numerics.linear import widest_dtype
 from glassblock.numerics.mixture import Mixture, mixture_dtype
 from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.routing import route

@@ -29,6 +29,7 @@ from glassblock.operations.jacobian_inputs import (
     refuse_combinations,
     text_states,
     what_enters,
+    with_every_layer,
     with_text_as_ids,
 )
 from glassblock.operations.jacobian_networks import NetworkAt, layer_networks, model_width
@@ -71,8 +72,11 @@ def jacobians(
         TooLarge: More tokens, or a larger chain, than one answer holds.
         ComputationCancelled: `watch` asked for it.
     """
+    checkpoint = store.serving(
+        request.checkpoint, family=request.family, family_row=request.family_row, tower=request.tower
+    )
+    request = with_every_layer(checkpoint, request)
     refuse_combinations(request)
-    checkpoint = store.serving(request.checkpoint)
     request = with_text_as_ids(store, checkpoint, request, tensors)
     family = checkpoint.require_usable()
     layers = request.layers

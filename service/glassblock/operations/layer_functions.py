@@ -19,9 +19,9 @@ from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
 from glassblock.numerics.block import branch_contribution
 from glassblock.numerics.block import joined as joined_stream
+from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.layer import layer_dtype, layer_output
-from glassblock.numerics.linear import widest_dtype
 from glassblock.numerics.mixture import Mixture, mixture_dtype, run_mixture
 from glassblock.numerics.wiring import Wiring
 from glassblock.operations.layer_runs import attended

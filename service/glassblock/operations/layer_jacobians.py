@@ -11,6 +11,7 @@ from glassblock.numerics.block import common_dtype
 from glassblock.numerics.block_jacobians import Part
 from glassblock.numerics.block_norms import BlockNorms, block_norms, norm_plan
 from glassblock.numerics.condition_numbers import ConditionNumbers, condition_numbers
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.finite_difference_check import FiniteDifferenceCheck, check_block, check_norm
 from glassblock.numerics.layer_grams import DEFAULT_BYTE_BUDGET, LayerGrams, gram_flops, layer_grams
@@ -83,7 +84,7 @@ def block_layer(given: LayerInput) -> LayerOutcome:
         "exactness": "none" if exact is None else exact.exactness,
         "flops": sum(found.flops for found in (exact, spectral, condition) if found is not None),
         "bytes": 0 if exact is None else exact.bytes,
-        "accumulation": "none" if exact is None else _named(exact.accumulation),
+        "accumulation": "none" if exact is None else name_of_dtype(exact.accumulation),
         "cancellation": None if exact is None else float(exact.cancellation.max()),
         "redone": redone.nonzero().flatten().tolist(),
         "spectral": None if spectral is None else _spectral_proof(spectral, request),
@@ -161,7 +162,7 @@ def _exact(given: LayerInput, part: Part) -> BlockNorms:
             forming.append(gram_flops(network.model_width, network.width, 1 + network.gated, rows=formed.rows))
         return formed
 
-    grams = given.grams(f"{part.value} {wiring.placement.value} {_named(dtype)}", form)
+    grams = given.grams(f"{part.value} {wiring.placement.value} {name_of_dtype(dtype)}", form)
     found = block_norms(x, network, wiring, part=part, grams=grams, watch=given.watch)
     return found._replace(flops=found.flops + sum(forming))
 
@@ -237,7 +238,7 @@ def _spectral_proof(found: SpectralBracket, request: wire.JacobiansRequest) -> w
         not_converged=int((~found.converged).sum()),
         steps=int(found.steps.max()),
         seed=found.seed,
-        accumulation=_named(found.accumulation),
+        accumulation=name_of_dtype(found.accumulation),
         flops=found.flops,
     )
 
@@ -252,7 +253,7 @@ def _condition_proof(found: ConditionNumbers, request: wire.JacobiansRequest) ->
         not_converged=int((~found.converged).sum()),
         steps=0,
         seed=found.seed,
-        accumulation=_named(found.accumulation),
+        accumulation=name_of_dtype(found.accumulation),
         flops=found.flops,
     )
 
@@ -265,7 +266,3 @@ def self_check(found: FiniteDifferenceCheck, tokens: int, seed: int) -> wire.Sel
         step=float(found.step.max()),
         seed=seed,
     )
-
-
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -15,10 +15,10 @@ from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
 from glassblock.numerics.attention import Attention, AttentionStages, run_attention
 from glassblock.numerics.block import branch_contribution, joined
+from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.latent_attention import LatentAttention, run_latent_attention
 from glassblock.numerics.layer import Layer, layer_dtype, run_layer
-from glassblock.numerics.linear import widest_dtype
 from glassblock.numerics.mixture import Mixture, MixtureStages, mixture_dtype, run_mixture
 from glassblock.numerics.norms import check_norm_defined
 from glassblock.numerics.wiring import Placement, Wiring

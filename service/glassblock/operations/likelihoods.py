@@ -5,6 +5,7 @@ import torch
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.text_states import token_log_likelihoods
 from glassblock.errors import InvalidValue
+from glassblock.numerics.dtypes import name_of_dtype
 from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.operations.reply import Reply, nested_numbers
 from glassblock.operations.store import CheckpointStore
@@ -28,7 +29,7 @@ def likelihoods(
     family = checkpoint.require_usable()
     ids = token_ids_of(store, checkpoint, request.token_ids, request.text)
     if ids is None:
-        raise InvalidValue("there is no text", field="token_ids", hint="give token_ids, or text")
+        raise InvalidValue("there is no text", field="token_ids", hint="give `token_ids`, or `text`")
     if ids.shape[-1] < 2:
         raise InvalidValue(
             "the text has one token: nothing stands before it", field="token_ids", hint="give two tokens at least"
@@ -52,7 +53,7 @@ def likelihoods(
             family=family.name,
             verified=family.verified,
             device=str(store.device),
-            compute_dtype=str(dtype or found.dtype).removeprefix("torch."),
+            compute_dtype=name_of_dtype(dtype or found.dtype),
             token_ids=nested_numbers(ids),
             pieces=pieces,
             log_likelihoods=nested_numbers(found),

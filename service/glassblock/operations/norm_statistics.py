@@ -94,9 +94,9 @@ def _of_checkpoint(
     if role is None:
         raise InvalidValue("norm is missing: which norm of the checkpoint", field="norm", hint="for example ffn_in")
     if request.layer is None and role != "final":
-        raise InvalidValue("layer is missing", field="layer", hint="give the layer whose norm is meant")
+        raise InvalidValue("layer is missing", field="layer", hint="give `layer`, whose norm is meant")
     if request.layer is not None and role == "final":
-        raise InvalidValue("the final norm belongs to no layer", field="layer", hint="leave out layer")
+        raise InvalidValue("the final norm belongs to no layer", field="layer", hint="leave out `layer`")
     if request.gain is not None or "gain" in tensors or request.offset:
         raise InvalidValue("gain and offset come from the checkpoint", field="gain", hint="leave out gain and offset")
     checkpoint = store.open(name, family=request.family, family_row=request.family_row, tower=request.tower)

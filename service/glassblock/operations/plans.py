@@ -21,7 +21,7 @@ from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
 from glassblock.operations.block_runs import WITHOUT_WEIGHTS
 from glassblock.operations.coupled_jacobians import COUPLED_PARTS
-from glassblock.operations.jacobian_inputs import text_states
+from glassblock.operations.jacobian_inputs import text_states, with_every_layer
 from glassblock.operations.jacobian_sizes import coupled_cost, coupled_parts, depth_cost, separate_cost
 from glassblock.operations.layer_costs import (
     cost_below,
@@ -250,8 +250,11 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
 
 
 def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shapes) -> Plan:
-    checkpoint = store.serving(message.checkpoint)
+    checkpoint = store.serving(
+        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
+    )
     checkpoint.require_usable()
+    message = with_every_layer(checkpoint, message)
     entered = input_of(store, checkpoint, message, tensors)
     coupled = message.part in COUPLED_PARTS
     every = [
@@ -314,7 +317,9 @@ def _explain(store: CheckpointStore, message: ExplainRequest, tensors: Shapes) -
     products of their own. A mistake shows in the stage after it, and in all that is not captured up to the next one
     that is: so many stages are replayed again for every hypothesis that comes near.
     """
-    checkpoint = store.serving(message.checkpoint)
+    checkpoint = store.serving(
+        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
+    )
     checkpoint.require_usable()
     network = sizes_of_layer(checkpoint, message.layer, whole=False, rows=1).network
     stages = {stage_of(name)[1] for name in tensors}

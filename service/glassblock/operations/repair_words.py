@@ -1,8 +1,9 @@
 """Edits of a checkpoint in words, and as what travels."""
 
 from itertools import islice
+from math import prod
 
-from glassblock.checkpoint.changes import Add, Cast, Change, Put, Reorder, Shuffle, Transpose, Within
+from glassblock.checkpoint.changes import Add, Cast, Change, InHeads, Put, Reorder, Shuffle, Transpose, Within
 from glassblock.checkpoint.patches import (
     Alter,
     Compact,
@@ -63,6 +64,9 @@ def _changed(change: Change) -> str:
             words = _reordered(change)
         case Within():
             words = f"of the experts {', '.join(map(str, change.slices))}: {_reordered(change.change)}"
+        case InHeads():
+            into = "pairs into halves" if change.sizes[1] == 2 < change.sizes[0] else "halves into pairs"
+            words = f"of every {change.width} rows the first {prod(change.sizes)} brought from {into}"
         case Transpose():
             words = "transposed"
         case Add():

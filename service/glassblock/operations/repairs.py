@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassblock.audit.audit import AuditCancelled, AuditQuestion, audit_checkpoint
-from glassblock.audit.fixes import Unrepaired, joined, repair_of
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import joined, repair_of
 from glassblock.checkpoint.family_file import parse_family_row
 from glassblock.checkpoint.in_place import interrupted, undo_interrupted, write_in_place
 from glassblock.checkpoint.index import is_plain_name

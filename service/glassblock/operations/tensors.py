@@ -7,26 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glassblock.checkpoint.reading import TORCH_DTYPES
 from glassblock.errors import InvalidValue
-from glassblock.wire.framing import WireTensor
+from glassblock.wire.framing import ITEM_BYTES, WireTensor
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+DTYPES: Mapping[str, torch.dtype] = {code: TORCH_DTYPES[code] for code in ITEM_BYTES}
+"""Of what travels."""
 CODES: Mapping[torch.dtype, str] = {dtype: code for code, dtype in DTYPES.items()}
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,

@@ -192,13 +192,13 @@ def _tokenised(checkpoint: Checkpoint, text: str, roots: Roots) -> list[int]:
         raise InvalidValue(
             "the service cannot tokenise: the library tokenizers is not installed there",
             field="text",
-            hint="`pip install tokenizers` where the service runs, or give token_ids",
+            hint="`pip install tokenizers` where the service runs, or give `token_ids`",
         )
     if not _tokenizer_file(checkpoint, roots).is_file():
         raise InvalidValue(
             f"the checkpoint has no {TOKENIZER}",
             field="text",
-            hint=f"put the model's {TOKENIZER} beside its weights, or give token_ids",
+            hint=f"put the model's {TOKENIZER} beside its weights, or give `token_ids`",
         )
     tokenizer = _tokenizer_of(checkpoint, roots)
     with _refused_by_the_library("cannot tokenise the text"):

@@ -79,12 +79,10 @@ def test_its_rotary_order_is_certified_and_the_other_one_found(smollm2: Any, tmp
     assert finding.evidence["log10_p"] < -50
     assert abs(finding.evidence["z_other"]) < 3
     request = RepairRequest(checkpoint="pairs", output="repaired")
-    answer = repair([tmp_path], request, output_root=tmp_path / "out", device="cpu", progress=lambda *_: None)
+    answer = repair([tmp_path], request, output_root=tmp_path, device="cpu", progress=lambda *_: None)
     assert (answer.after.verdict, answer.after.findings) == ("pass", ())
     assert all("brought from pairs into halves" in edit.description for step in answer.steps for edit in step.edits)
-    repaired, original = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "out" / "repaired", smollm2.single)
-    )
+    repaired, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "repaired", smollm2.single))
     assert all(torch.equal(repaired[name], tensor) for name, tensor in original.items())
 
 

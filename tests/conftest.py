@@ -6,7 +6,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long one example takes is the machine's
+hypothesis.settings.load_profile("untimed")
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -18,6 +22,7 @@ LONG = frozenset(
         "audit/test_gate_screens.py",
         "audit/test_stored_gates.py",
         "checkpoint/test_encoders.py",
+        "checkpoint/test_healthy_families.py",
         "checkpoint/test_layer_loading.py",
         "checkpoint/test_mixtures.py",
         "checkpoint/test_oracle.py",
@@ -47,6 +52,7 @@ LONG = frozenset(
         "service/test_jacobians_over_http.py",
         "service/test_jobs_service.py",
         "service/test_landing.py",
+        "service/test_long_json.py",
         "service/test_path_escapes.py",
         "service/test_plans.py",
         "service/test_serving.py",

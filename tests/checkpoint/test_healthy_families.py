@@ -71,7 +71,6 @@ def told(report: Report) -> list[tuple[str, str]]:
     return [(finding.rule, finding.message) for finding in report.findings if finding.level != "note"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_model_of_every_family(case: Case, form: Form, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_not_ready_without_its_root_but_alive(tmp_path: Path) -> None:
         assert http.get("/health/live").status_code == 200
 
 
+@pytest.mark.long
 def test_readiness_does_not_wait_behind_those_who_wait_for_the_database(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path / "roots" / "llama")
     data = tmp_path / "data"

@@ -59,7 +59,7 @@ ci: ## check, test, long and real; what .ci/run runs
 	$(MAKE) real
 
 evidence: $(DEV) ## the long proofs, written to docs/evidence
-	@set -e; for name in null_study screening power tiny_training faults explain fuzzing readers load jobs streaming big_files; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
+	@set -e; for name in null_study screening power tiny_training gemma faults explain fuzzing readers load jobs streaming big_files; do echo "== evidence/$$name.py"; $(PY) "evidence/$$name.py"; done
 
 bench: $(DEV) ## every benchmark, one after the other; writes benchmarks/RESULTS.md
 	@set -e; echo "# Results of make bench" > benchmarks/RESULTS.md.new; \

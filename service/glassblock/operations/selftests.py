@@ -97,7 +97,13 @@ def _tried(
     except GlassblockError as error:
         return _told(mistake, "not-applicable", reason=error.message)
     known = {_key(finding) for finding in healthy.findings}
-    fired = [finding for finding in report.findings if _key(finding) not in known]
+    noted = {finding.rule for finding in healthy.findings}
+    # A note that was there with other numbers says nothing of the mistake.
+    fired = [
+        finding
+        for finding in report.findings
+        if _key(finding) not in known and (finding.level != "note" or finding.rule not in noted)
+    ]
     right = [finding for finding in fired if finding.rule in mistake.rules]
     named = sorted({layer for finding in right for layer in _layers_of(finding)}.intersection(planted.layers))
     undecided = [

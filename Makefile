@@ -104,13 +104,18 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# Seen from the folder that it lies in, a clone called glassblock hides an editable install: paths come before names.
+ON_THE_PATH = $(PY) -c 'import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "glassblock-clone.pth").write_text("\n".join(sys.argv[1:]) + "\n")' "$(CURDIR)/service" "$(CURDIR)/clients"
+
 # `make demo` needs the service alone; the tools of `make test` come on top, into the same .venv.
 $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/.made
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[service]'
+	@$(ON_THE_PATH)
 	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(VENV)/.made
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(ON_THE_PATH)
 	@touch $(VENV)/.service-installed $(VENV)/.fetch-installed $@
 
 # What tools/smollm2.py imports.

@@ -119,6 +119,13 @@ def edit_tensors(change: Callable[[dict[str, Tensor]], object], file: str = SING
     return edit
 
 
+def copy_layer(tensors: dict[str, Tensor], source: int, onto: int) -> None:
+    """Give one layer the numbers of another."""
+    prefix = f"model.layers.{source}."
+    of_source = [name for name in tensors if name.startswith(prefix)]
+    tensors |= {name.replace(prefix, f"model.layers.{onto}."): tensors[name].clone() for name in of_source}
+
+
 def put(name: str, tensor: Tensor, file: str = SINGLE) -> Callable[[Path], object]:
     return edit_tensors(lambda tensors: tensors.update({name: tensor}), file)
 
@@ -813,6 +820,14 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             ("layer 1", "gate and up in model.layers.1.mlp.gate_up_proj.weight are equal number for number"),
             family="phi3",
             layer=1,
+        ),
+        Plant(
+            "layer of another",
+            edit_tensors(lambda tensors: copy_layer(tensors, 1, 2)),
+            ("layers 1 and 2 are equal byte for byte in every tensor",),
+            tiny=Tiny(layers=3),
+            level="note",
+            certainty="risk",
         ),
     ),
     "ffn/gate-up-swapped": (

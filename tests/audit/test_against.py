@@ -397,3 +397,38 @@ def test_a_default_is_told_as_one_and_what_is_stated_is_not(name: str, tmp_path:
     assert "does not state it" not in message(EQUAL["transformers"])
     silent = {key: value for key, value in EQUAL["transformers"].items() if key != "rope_theta"}
     assert f"default of family llama, as {name} does not state it" in message(silent)
+
+
+@pytest.mark.parametrize("dialect", ["transformers", "meta"])
+def test_two_files_of_one_name_are_told_apart(dialect: str, tmp_path: Path) -> None:
+    model = healthy_checkpoint("llama", tmp_path / "model")
+    sizes = json.loads((model / "config.json").read_text())
+    others: dict[str, dict[str, Any]] = {
+        "transformers": {"model_type": "llama", "rms_norm_eps": 1e-3, "hidden_act": "gelu"},
+        "meta": {"dim": sizes["hidden_size"], "n_heads": sizes["num_attention_heads"], "norm_eps": 1e-3},
+    }
+    question = AuditQuestion(against=others[dialect], against_name="there/config.json")
+    found = {finding.rule: finding for finding in audit_checkpoint(model, question).findings}
+    epsilon = found["config/eps-conflict"]
+    assert epsilon.fix is not None
+    for text in (epsilon.message, epsilon.fix.description):
+        assert "the checkpoint's config.json: rms_norm_eps" in text
+        assert "there/config.json: " in text
+    assert epsilon.fix.description.startswith("One of the two is wrong: set 1e-05 in there/config.json")
+    if dialect == "transformers":
+        activation = found["config/activation-conflict"]
+        assert activation.fix is not None
+        assert "gelu (there/config.json: hidden_act)" in activation.message
+        assert activation.fix.description.startswith(
+            "One of the two is wrong: set silu in there/config.json or gelu in"
+        )
+
+
+def test_a_third_source_says_what_to_set(tmp_path: Path) -> None:
+    model = healthy_checkpoint("llama", tmp_path / "model")
+    nested = {"model_type": "llama", "rms_norm_eps": 1e-6}
+    edit_json("config.json", text_config=nested)(model)
+    question = AuditQuestion(against={"rms_norm_eps": 1e-5}, against_name="there/config.json")
+    (own,) = [finding for finding in audit_checkpoint(model, question).findings if finding.level == "warning"]
+    assert own.fix is not None
+    assert own.fix.description == "Set 1e-05 in config.json: text_config.rms_norm_eps."

@@ -25,7 +25,7 @@ from glassblock.checkpoint.text_states import token_log_likelihoods
 from glassblock.checkpoint.text_variants import Variant, variant_log_likelihoods
 from glassblock.errors import FamilyMismatch, InvalidValue
 from glassblock.numerics.paired_differences import PairedDifference
-from glassblock.wire.audits import Finding, Report
+from glassblock.wire.audits import Finding, Fix, Report
 from glassblock.wire.behaviour import Behaviour, BehaviourHypothesis
 from makers import tiny_checkpoint
 from torch import Tensor
@@ -185,23 +185,49 @@ def test_only_asked_rules_speak() -> None:
 
 def test_open_layers_are_asked_first_and_stay_open(tmp_path: Path) -> None:
     """Gates of random numbers: neither the weights nor a text can tell."""
-    report, behaviour = audited(tiny_checkpoint("llama", tmp_path / "random"), token_ids=torch.arange(40) % 7)
+    report, behaviour = audited(tiny_checkpoint("llama", tmp_path / "random"), token_ids=torch.arange(40))
     assert report.verdict == "inconclusive"
     assert [one.layers for one in behaviour.hypotheses[:2]] == [(0,), (1,)]
     assert {one.weights for one in behaviour.hypotheses if one.kind == "swap"} == {"undecidable"}
     assert not any(finding.level == "error" for finding in report.findings)
 
 
-def test_a_text_decides_nothing_that_is_short() -> None:
-    _, behaviour = audited(planted(Declare("hidden_act", "relu")), token_ids=ids_of()[:20])
-    assert {one.reading for one in behaviour.hypotheses} == {"undecided"}
+NOTHING_ASKED = (0.0, None, (), (), ())
+
+
+def asked(behaviour: Behaviour) -> tuple[object, ...]:
+    return (
+        behaviour.forward_passes,
+        behaviour.mean,
+        behaviour.hypotheses,
+        behaviour.not_asked,
+        behaviour.notes,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(2, "1 token"), (20, "19 tokens"), (32, "31 tokens")])
+def test_a_text_that_is_short_is_not_asked(tokens: int, told: str) -> None:
+    report, behaviour = audited(planted(Declare("hidden_act", "relu")), token_ids=ids_of()[:tokens])
+    assert behaviour.not_judged == f"{told}: 32 at least are needed"
+    assert (behaviour.tokens, asked(behaviour)) == (tokens - 1, NOTHING_ASKED)
+    assert (report.findings, report.verdict) == ((), "pass")
+
+
+def test_the_shortest_text_that_is_asked() -> None:
+    _, behaviour = audited(TRAINED, token_ids=torch.arange(33))
+    assert (behaviour.not_judged, behaviour.tokens) == (None, 32)
+    assert behaviour.hypotheses
 
 
 @pytest.mark.parametrize("repeated", ["e", "ab", "\n", "the ", "0123456789"])
-def test_a_text_that_repeats_itself_decides_nothing(repeated: str) -> None:
-    report, behaviour = audited(TRAINED, token_ids=ids_of(repeated * (200 // len(repeated))))
+def test_a_text_that_repeats_itself_is_not_asked(repeated: str) -> None:
+    text = repeated * (200 // len(repeated))
+    report, behaviour = audited(TRAINED, token_ids=ids_of(text))
     assert report.findings == ()
-    assert {one.reading for one in behaviour.hypotheses} == {"undecided"}
+    assert behaviour.not_judged == (
+        f"{len(text) - 1} tokens, {len(repeated)} of them without what repeats itself: 32 at least are needed"
+    )
+    assert asked(behaviour) == NOTHING_ASKED
 
 
 NONSENSE: dict[str, Tensor] = {
@@ -298,6 +324,13 @@ def test_captures_that_show_an_engine_at_fault_convict_no_rows() -> None:
     )
     offered = hypotheses_of(evidence, [finding], ())
     assert {one.weights for one in offered if isinstance(one, Hypothesis) and one.kind == "swap"} == {"as-named"}
+    names = tuple(f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    joined = finding.model_copy(
+        update={"tensors": names, "fix": Fix(action="swap-tensors", description="", tensors=names)}
+    )
+    offered = hypotheses_of(evidence, [joined], ())  # weights that say the same gave it its repair
+    (of_layer,) = (one for one in offered if isinstance(one, Hypothesis) and one.layers == (1,))
+    assert of_layer.weights == "exchanged"
 
 
 # What is not asked.
@@ -433,7 +466,7 @@ def test_exchanging_twice_is_as_it_was(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", [*GATED, *PLAIN])
 def test_every_kind_of_family_is_asked(family: str, tmp_path: Path) -> None:
-    report, behaviour = audited(tiny_checkpoint(family, tmp_path / family), token_ids=torch.arange(12))
+    report, behaviour = audited(tiny_checkpoint(family, tmp_path / family), token_ids=torch.arange(48).view(2, 24))
     assert behaviour.not_judged is None
     asked = {one.kind for one in behaviour.hypotheses}
     assert ("swap" in asked) is (family in GATED)

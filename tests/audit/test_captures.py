@@ -1,6 +1,7 @@
 """Audits with captured tensors: what an engine computed is explained layer by layer, and told under the rule's name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 import torch
 from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.capture_findings import CAPTURE_RULES, RULE_OF
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import repair_of
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.layers import load_feed_forward, load_wiring
 from glassblock.checkpoint.opened import open_checkpoint
-from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.patches import patched
+from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.recordings import Recording, open_recording
 from glassblock.checkpoint.roots import Roots
 from glassblock.errors import InvalidValue, NotFound
@@ -19,7 +23,7 @@ from glassblock.numerics.block import run_block
 from glassblock.numerics.hypotheses import DEFAULTS
 from glassblock.wire.audits import Coverage, Finding, Report
 from makers import Tiny, tiny_checkpoint
-from plants import healthy_checkpoint
+from plants import edit_tensors, healthy_checkpoint, rename
 from safetensors.torch import save_file
 from torch import Tensor
 from wrong_engine import Engine
@@ -136,6 +140,17 @@ def test_an_epsilon_that_does_not_show_stays_open_and_says_what_would_decide(tmp
     assert (loud(report), report.verdict) == ([], "pass")
 
 
+def test_a_mistake_that_is_proved_is_not_open_beside_one_that_is(tmp_path: Path) -> None:
+    directory = healthy_checkpoint("llama", tmp_path / "llama")
+    captured = engine_of(directory, 0).but(dtype=torch.bfloat16, swap=True)(100 * rows())
+    save_stages(captured, tmp_path / "layer_0.safetensors")
+    report = audited(directory, open_recording(Roots([tmp_path]), "layer_0.safetensors"))
+    assert [(finding.rule, finding.layer) for finding in loud(report)] == [("ffn/gate-up-swapped", 0)]
+    assert coverage(report, "ffn/gate-up-swapped").undecidable == ()
+    (open_,) = coverage(report, "norm/eps-mismatch").undecidable
+    assert "gate and up are exchanged" in open_.would_decide
+
+
 def test_what_cannot_be_answered_is_inconclusive(tmp_path: Path) -> None:
     directory = healthy_checkpoint("llama", tmp_path / "llama")
     x = rows()
@@ -167,6 +182,140 @@ def test_a_fused_tensor_that_is_swapped_is_told_as_its_order(tmp_path: Path) -> 
     (finding,) = loud(audited(directory, open_recording(Roots([tmp_path]), "layer_0.safetensors")))
     assert (finding.rule, finding.certainty) == ("ffn/fused-order", "proved")
     assert finding.tensors == ("model.layers.0.mlp.gate_up_proj.weight",)
+
+
+GATE, UP = "model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"
+FUSED = "model.layers.1.mlp.gate_up_proj.weight"
+
+
+def record_declared(directory: Path, folder: Path) -> Recording:
+    """Layer 1 as declared, of any family."""
+    folder.mkdir()
+    checkpoint, meter = open_checkpoint(directory), ReadMeter()
+    network, wiring = load_feed_forward(checkpoint, 1, "cpu", meter), load_wiring(checkpoint, 1, "cpu", meter)
+    save_stages(run_block(rows(), network, wiring)._asdict(), folder / "layer_1.safetensors")
+    return open_recording(Roots([folder.parent]), folder.name)
+
+
+def _exchange_halves(tensors: dict[str, Tensor]) -> None:
+    tensors[FUSED] = torch.cat(tensors[FUSED].chunk(2)[::-1])
+
+
+def _interleave(tensors: dict[str, Tensor]) -> None:
+    tensors[FUSED] = torch.stack(tensors[FUSED].chunk(2), 1).flatten(0, 1)
+
+
+def _in_blocks(tensors: dict[str, Tensor]) -> None:
+    halves = [half.reshape(4, -1, half.shape[1]) for half in tensors[FUSED].chunk(2)]
+    tensors[FUSED] = torch.stack(halves, 1).flatten(0, 2)
+
+
+EDITS: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
+    "names": ("llama", rename(GATE, UP), "ffn/gate-up-swapped", "swap-tensors"),
+    "halves": ("phi3", edit_tensors(_exchange_halves), "ffn/fused-order", "swap-halves"),
+    "in turn": ("phi3", edit_tensors(_interleave), "ffn/fused-layout", "reorder-rows"),
+    "blocks": ("phi3", edit_tensors(_in_blocks), "ffn/fused-layout", "reorder-rows"),
+}
+
+
+@pytest.mark.parametrize(("family", "edit", "rule", "action"), EDITS.values(), ids=EDITS)
+def test_what_weights_and_captures_say_alike_is_one_finding_with_both_and_a_repair(
+    family: str, edit: Callable[[Path], object], rule: str, action: str, tmp_path: Path
+) -> None:
+    directory = healthy_checkpoint(family, tmp_path / family)
+    recording = record_declared(directory, tmp_path / "captures")
+    before = {
+        entry.name: read_tensor(entry, "cpu", ReadMeter()) for entry in open_checkpoint(directory).entries.values()
+    }
+    edit(directory)
+    (alone,) = loud(audited(directory, None))
+    (finding,) = loud(audited(directory, recording))
+    assert (finding.rule, finding.layer, finding.level, finding.certainty) == (rule, 1, "error", "proved")
+    assert (alone.rule, alone.certainty) == (rule, "statistical")
+    assert finding.message.startswith(f"{alone.message}; and so say captures of layer 1 (captures): ")
+    assert finding.evidence.items() >= alone.evidence.items()
+    assert finding.evidence["captures"] == "captures"
+    assert finding.evidence["residual"] < finding.evidence["declared_residual"]
+    assert finding.fix is not None
+    assert (finding.fix, finding.fix.action) == (alone.fix, action)
+    broken = open_checkpoint(directory)
+    patch = repair_of(broken, finding)
+    assert not isinstance(patch, Unrepaired)
+    mended = patched(broken, patch)
+    for name, tensor in before.items():
+        assert torch.equal(read_tensor(mended.entries[name], "cpu", ReadMeter()), tensor)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"swap": True}, "has gate and up exchanged"), ({"split_rows": 2}, "has their rows otherwise")],
+    ids=["swap", "blocks"],
+)
+def test_of_weights_that_are_as_named_it_is_told_that_the_engine_is_at_fault(
+    wrong: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    directory = healthy_checkpoint("llama", tmp_path / "llama")
+    (finding,) = loud(audited(directory, record(directory, tmp_path / "captures", layer_1=wrong)))
+    assert "the weights of this file are as named" in finding.message
+    assert f"or the file that it loaded, {words}, and this file needs no repair" in finding.message
+    assert finding.evidence["weights"]["verdict"] == "as-named"
+    assert finding.evidence["weights"]["gate_z"] > 10 * abs(finding.evidence["weights"]["up_z"])
+    assert (finding.fix, finding.level, finding.certainty) == (None, "error", "proved")
+
+
+def test_weights_that_leave_it_open_acquit_and_convict_nobody(tmp_path: Path) -> None:
+    directory = tiny_checkpoint("llama", tmp_path / "llama")  # untrained: its gates are noise
+    report = audited(directory, record(directory, tmp_path / "captures", layer_1={"swap": True}))
+    (finding,) = loud(report)
+    assert "whether this file or that engine has gate and up exchanged, the weights leave open" in finding.message
+    assert (finding.evidence["weights"]["verdict"], finding.fix) == ("undecidable", None)
+
+
+def test_captures_whose_names_alone_are_exchanged_leave_the_finding_of_the_weights_as_it_is(tmp_path: Path) -> None:
+    directory = healthy_checkpoint("llama", tmp_path / "llama")
+    rename(GATE, UP)(directory)
+    (alone,) = loud(audited(directory, None))
+    report = audited(directory, record(directory, tmp_path / "captures", layer_1={"names_exchanged": True}))
+    weights, captured = loud(report)
+    assert weights == alone
+    assert (captured.evidence["replayed"], captured.fix) == ("labels", None)
+
+
+def test_blocks_with_up_first_are_two_mistakes_to_captures_and_one_repair(tmp_path: Path) -> None:
+    directory = healthy_checkpoint("phi3", tmp_path / "phi3")
+    recording = record_declared(directory, tmp_path / "captures")
+    edit_tensors(_exchange_halves)(directory)
+    edit_tensors(_in_blocks)(directory)
+    (alone,) = loud(audited(directory, None))
+    order, layout = loud(audited(directory, recording))
+    assert (layout.rule, layout.fix, layout.certainty) == ("ffn/fused-layout", alone.fix, "proved")
+    assert (order.rule, order.fix, order.certainty) == ("ffn/fused-order", None, "proved")
+    assert "told as ffn/fused-layout" in order.message
+
+
+def test_captures_of_another_layout_leave_what_the_weights_show(tmp_path: Path) -> None:
+    directory = healthy_checkpoint("phi3", tmp_path / "phi3")
+    edit_tensors(_interleave)(directory)  # loaded by an engine that reads two blocks
+    checkpoint, meter = open_checkpoint(directory), ReadMeter()
+    network, wiring = load_feed_forward(checkpoint, 1, "cpu", meter), load_wiring(checkpoint, 1, "cpu", meter)
+    assert network.gate is not None
+    parts = torch.cat([network.gate, network.up]).chunk(4)
+    read = replace(network, gate=torch.cat(parts[0::2]), up=torch.cat(parts[1::2]))
+    save_stages(run_block(rows(), read, wiring)._asdict(), tmp_path / "layer_1.safetensors")
+    (alone,) = loud(audited(directory, None))
+    weights, captured = loud(audited(directory, open_recording(Roots([tmp_path]), "layer_1.safetensors")))
+    assert weights == alone
+    assert (captured.rule, captured.evidence["replayed"], captured.fix) == ("ffn/fused-layout", "blocks-2", None)
+
+
+def test_captures_beside_a_reference_are_one_finding_with_it(tmp_path: Path) -> None:
+    directory, right = (healthy_checkpoint("llama", tmp_path / name) for name in ("llama", "right"))
+    recording = record_declared(directory, tmp_path / "captures")
+    rename(GATE, UP)(directory)
+    (finding,) = loud(audited(directory, recording, reference=open_checkpoint(right), reference_name="right"))
+    assert (finding.evidence["reference"], finding.evidence["captures"]) == ("right", "captures")
+    assert finding.fix is not None
+    assert finding.fix.action == "swap-tensors"
 
 
 BAD: dict[str, tuple[dict[str, Tensor] | None, str, str]] = {

@@ -54,7 +54,7 @@ def test_without_hashes_it_says_that_it_did_not_look(tmp_path: Path) -> None:
     report = audit_checkpoint(tmp_path, AuditQuestion(hash="none"))
     (coverage,) = (entry for entry in report.coverage if entry.rule == "tensor/duplicate")
     assert [entry.reason for entry in coverage.skipped] == [
-        "no tensor was hashed: projections of one module were not compared"
+        "no tensor was hashed: projections of one module, and layers, were not compared"
     ]
 
 

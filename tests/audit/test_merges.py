@@ -206,3 +206,25 @@ def test_the_rules_say_that_several_references_prove_nothing(parents: dict[str, 
     report = asked(parents["A"], parents)
     (row,) = [row for row in report.coverage if row.rule == "tensor/untrained"]
     assert "several references" in row.skipped[0].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_all_parents_hold_is_shared_whatever_the_mix_rounds(
+    dtype: torch.dtype, parents: dict[str, Path], tmp_path: Path
+) -> None:
+    one, other = weights(parents["A"]), weights(parents["B"])
+    gains = [name for name in one if "norm" in name]
+    other |= {name: one[name] for name in gains}
+    made = {name: (0.6 * one[name] + 0.4 * other[name]).to(dtype) for name in one}
+    assert any(not torch.equal(made[name], one[name]) for name in gains)
+    directory = written(tmp_path / "model", parents["A"], made)
+    opened = {"A": parents["A"], "B": written(tmp_path / "B", parents["A"], other), "far": parents["far"]}
+    for names, kind, words in (
+        (("A", "B"), "shared", "equal in all of them"),
+        (("A", "B", "far"), "copy", "equal to A and B"),
+    ):
+        given = tuple((name, open_checkpoint(opened[name])) for name in names)
+        summary = merged(audit_checkpoint(directory, AuditQuestion(parents=given)))
+        told = {(group.kind, group.words): group.tensors for group in summary.groups}
+        assert told[kind, words] == len(gains)
+        assert told["mix", "a linear mix, but for rounding"] == len(one) - len(gains)

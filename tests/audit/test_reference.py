@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 from glassblock.audit.audit import AuditCancelled, AuditQuestion, audit_checkpoint
+from glassblock.audit.fix import Unrepaired
+from glassblock.audit.fixes import repair_of
 from glassblock.checkpoint.opened import open_checkpoint
+from glassblock.checkpoint.patches import drafted
+from glassblock.checkpoint.writing import write_checkpoint
 from glassblock.errors import InvalidValue
 from glassblock.reports import REPORTS
-from glassblock.wire.audits import ReferenceSummary, Report
+from glassblock.reports.repair_command import repairable
+from glassblock.wire.audits import Finding, ReferenceSummary, Report
 from makers import Tiny, write_weights
 from meta_names import as_meta
 from plants import SINGLE, edit_json, edit_tensors, healthy_checkpoint, put, rename
@@ -386,6 +391,47 @@ def test_experts_reordered_alone_are_a_mistake(tmp_path: Path) -> None:
     assert (reference.relation, told.kind, told.layer) == ("function", "experts-exchanged", 1)
     (found,) = (finding for finding in report.findings if finding.certainty == "proved")
     assert (found.rule, found.level, found.layer) == ("moe/experts-exchanged", "error", 1)
+
+
+def _exchanged(report: Report) -> Finding:
+    (found,) = (finding for finding in report.findings if finding.rule == "moe/experts-exchanged")
+    return found
+
+
+def test_experts_are_renamed_back_also_round_a_ring(tmp_path: Path) -> None:
+    source = healthy_checkpoint("mixtral", tmp_path / "source")
+    here = broken("mixtral", tmp_path / "here", reordered(router=False))
+    report, _ = compared(here, source)
+    patch = repair_of(open_checkpoint(here), _exchanged(report))
+    assert not isinstance(patch, Unrepaired)
+    repaired = tmp_path / "repaired"
+    write_checkpoint(drafted(open_checkpoint(here), patch), repaired, tick=lambda *_: None)
+    _, reference = compared(repaired, source)
+    assert reference.relation == "identical"
+
+
+def _twice(tensors: Tensors) -> None:
+    place = "model.layers.1.block_sparse_moe.experts."
+    for part in ("w1", "w2", "w3"):
+        tensors[f"{place}1.{part}.weight"] = tensors[f"{place}0.{part}.weight"]
+        tensors[f"{place}0.{part}.weight"] = tensors[f"{place}3.{part}.weight"].clone()
+
+
+def _rolled(tensors: Tensors) -> None:
+    for name in [name for name in tensors if "layers.1." in name and ".experts." in name]:
+        tensors[name] = tensors[name].roll(1, 0).contiguous()
+
+
+@pytest.mark.parametrize(("family", "edit"), [("mixtral", _twice), ("gpt_oss", _rolled)], ids=["twice", "a stack"])
+def test_experts_that_no_names_bring_back_are_told_so(family: str, edit: Any, tmp_path: Path) -> None:
+    source = healthy_checkpoint(family, tmp_path / "source")
+    here = broken(family, tmp_path / "here", edit_tensors(edit))
+    report, _ = compared(here, source)
+    found = _exchanged(report)
+    told = repair_of(open_checkpoint(here), found)
+    assert isinstance(told, Unrepaired)
+    assert "are not moved yet" in told.reason
+    assert not repairable(found)
 
 
 def test_without_a_reference_the_order_of_experts_is_undecidable(tmp_path: Path) -> None:

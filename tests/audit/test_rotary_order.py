@@ -1,6 +1,8 @@
 """Rows of queries and keys in another rotary order: proved by a reference, told from weights alone, or left open."""
 
+import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from glassblock.audit.fixes import joined, repair_of
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.patches import patched
 from glassblock.reports.repair_command import repairable
+from glassblock.reports.wording import evidence_line
 from glassblock.wire.audits import Coverage, Finding, Report
 from makers import Tiny, asked
 from plants import edit_tensors, healthy_checkpoint, in_float8
@@ -204,7 +207,7 @@ def heads_of(family: str, order: str, tmp_path: Path, tiny: Tiny = MANY, **more:
 @pytest.mark.parametrize(("family", "order"), [("llama", "halves"), ("cohere", "pairs"), ("qwen3", "halves")])
 def test_the_order_of_the_family_is_seen(family: str, order: str, tmp_path: Path) -> None:
     found, coverage = rotary(audit_checkpoint(heads_of(family, order, tmp_path)))
-    assert (found, coverage.checked, coverage.undecidable, coverage.skipped) == ([], 8, (), ())
+    assert (found, coverage.checked, coverage.undecidable, coverage.skipped) == ([], 1, (), ())
 
 
 @pytest.mark.parametrize(("family", "order"), [("llama", "pairs"), ("cohere", "halves")])
@@ -217,7 +220,7 @@ def test_the_other_order_is_found_and_repaired(family: str, order: str, tmp_path
     patch = repair_of(here, finding)
     assert not isinstance(patch, Unrepaired)
     found, coverage = rotary(audit_checkpoint(patched(here, patch)))
-    assert (found, coverage.checked) == ([], 8)
+    assert (found, coverage.checked) == ([], 1)
 
 
 def test_what_may_have_moved_with_the_rows_is_not_guessed(tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ def test_rows_stored_in_eight_bits_are_read_too(order: str, tmp_path: Path) -> N
     edit_tensors(store)(directory)
     here = open_checkpoint(directory)
     found, coverage = rotary(audit_checkpoint(here))
-    assert (coverage.checked, len(found)) == (8, order == "pairs")
+    assert (coverage.checked, len(found)) == (1, order == "pairs")
     for finding in found:
         repair = repair_of(here, finding)
         assert isinstance(repair, Unrepaired)
@@ -257,8 +260,10 @@ def test_a_family_that_nobody_has_run_is_a_warning(tmp_path: Path) -> None:
 def test_both_wrong_alike_are_told_beside_a_reference(tmp_path: Path) -> None:
     here = heads_of("llama", "pairs", tmp_path)
     report = audit_checkpoint(here, AuditQuestion(reference=open_checkpoint(here)))
-    found, _ = rotary(report)
-    assert [finding.certainty for finding in found] == ["statistical"]
+    found, coverage = rotary(report)
+    assert ([finding.certainty for finding in found], coverage.checked) == (["statistical"], 8)
+    assert "steps" not in evidence_line(found[0].evidence)
+    assert "{" not in evidence_line(found[0].evidence)
 
 
 def test_one_finding_a_layer_where_the_reference_proves_it(tmp_path: Path) -> None:
@@ -286,29 +291,62 @@ def test_a_layer_that_is_a_copy_of_another_one_counts_once(tmp_path: Path) -> No
     edit_tensors(copy)(here)
     (finding,), coverage = rotary(audit_checkpoint(here))
     assert finding.evidence["comparisons"] == before[0].evidence["comparisons"] - 8
-    assert (len(finding.tensors), coverage.checked) == (16, 8)
+    assert (len(finding.tensors), coverage.checked) == (16, 1)
 
 
 def test_random_numbers_show_neither_order(tmp_path: Path) -> None:
-    found, coverage = rotary(audit_checkpoint(healthy_checkpoint("llama", tmp_path / "here", tiny=MANY)))
+    report = audit_checkpoint(healthy_checkpoint("llama", tmp_path / "here", tiny=MANY), AuditQuestion(rules=(RULE,)))
+    found, coverage = rotary(report)
     (open_,) = coverage.undecidable
-    assert (found, coverage.checked) == ([], 0)
+    assert (found, coverage.checked, report.verdict) == ([], 0, "pass")
     assert "neither order" in open_.reason
     assert "--reference" in open_.would_decide
 
 
-def test_some_layers_in_the_other_order_are_left_open(tmp_path: Path) -> None:
-    many = Tiny(layers=24, head_dim=32)
-    here = heads_of("llama", "halves", tmp_path, tiny=many)
+ALONE = AuditQuestion(rules=(RULE,))
+
+
+@pytest.mark.parametrize(("family", "order", "other"), [("llama", "halves", "pairs"), ("cohere", "pairs", "halves")])
+def test_a_rejected_order_that_is_not_the_other_one_throughout_is_inconclusive(
+    family: str, order: str, other: str, tmp_path: Path
+) -> None:
+    here = heads_of(family, order, tmp_path, tiny=Tiny(layers=24, head_dim=32))
+    assert audit_checkpoint(here, ALONE).verdict == "pass"
     for layer in range(12):
-        moved(here, {"q_proj.weight": _pairs_of_32, "k_proj.weight": _pairs_of_32}, layer)
-    found, coverage = rotary(audit_checkpoint(here))
-    assert found == []
-    assert "do not show one order" in coverage.undecidable[0].reason
+        _reorder(here, other, layer)
+    report = audit_checkpoint(here, ALONE)
+    found, coverage = rotary(report)
+    (open_,) = coverage.undecidable
+    assert (found, coverage.checked, report.verdict) == ([], 0, "inconclusive")
+    assert "some layers may lie in the other order" in open_.reason
+    assert "--reference" in open_.would_decide
 
 
-def _pairs_of_32(rows: Tensor) -> Tensor:
-    return into("pairs", rows, 32)
+def test_a_reference_in_the_same_state_does_not_clear_a_rejected_order(tmp_path: Path) -> None:
+    here = heads_of("llama", "halves", tmp_path, tiny=Tiny(layers=24, head_dim=32))
+    source = open_checkpoint(shutil.copytree(here, tmp_path / "source"))
+    for layer in range(12):
+        _reorder(here, "pairs", layer)
+    beside_itself = audit_checkpoint(here, AuditQuestion(rules=ALONE.rules, reference=open_checkpoint(here)))
+    assert (beside_itself.verdict, beside_itself.findings) == ("inconclusive", ())
+    found, coverage = rotary(audit_checkpoint(here, AuditQuestion(rules=ALONE.rules, reference=source)))
+    assert {finding.layer for finding in found} == set(range(12))
+    assert (coverage.checked, coverage.undecidable) == (24, ())
+
+
+def test_one_layer_in_the_other_order_is_not_told_of_by_the_model_as_a_whole(tmp_path: Path) -> None:
+    here = heads_of("llama", "halves", tmp_path, tiny=Tiny(layers=24, head_dim=32))
+    source = open_checkpoint(shutil.copytree(here, tmp_path / "source"))
+    _reorder(here, "pairs", 5)
+    found, coverage = rotary(audit_checkpoint(here, ALONE))
+    assert (found, coverage.checked) == ([], 1)
+    found, _ = rotary(audit_checkpoint(here, AuditQuestion(rules=ALONE.rules, reference=source)))
+    assert [(finding.layer, finding.certainty) for finding in found] == [(5, "proved")]
+
+
+def _reorder(directory: Path, order: str, layer: int) -> None:
+    change = partial(into, order, width=32)
+    moved(directory, {"q_proj.weight": change, "k_proj.weight": change}, layer)
 
 
 @pytest.mark.parametrize(

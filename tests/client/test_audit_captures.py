@@ -10,6 +10,7 @@ from glassblock.errors import InvalidValue, NotFound
 from glassblock_client import Client, Overrides
 from glassblock_client.cli.app import app as command_line
 from makers import Tiny, tiny_checkpoint
+from plants import healthy_checkpoint, rename
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
@@ -54,6 +55,19 @@ def test_captures_as_declared_pass_where_the_weights_alone_say_nothing(model: Pa
     assert audit(model).exit_code == 3
     result = audit(model, "--captures", capture(model, tmp_path / "recorded"))
     assert result.exit_code == 0, result.output
+
+
+def test_captures_of_the_model_as_it_was_prove_what_its_weights_show_and_keep_the_repair(tmp_path: Path) -> None:
+    directory = healthy_checkpoint("llama", tmp_path / "llama")
+    folder = capture(directory, tmp_path / "recorded")
+    rename(*(f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up")))(directory)
+    told = audit(directory, "--captures", folder)
+    words = " ".join(told.stdout.split())
+    assert told.exit_code == 1
+    assert "has the common direction of a gate" in words
+    assert "and so say captures of layer 1" in words
+    assert "to repair the finding" in words
+    assert "glassblock fix" in words
 
 
 def test_captures_that_answer_nothing_are_inconclusive(model: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from glassblock.wire.checkpoints import CheckpointList, CheckpointSummary
 from makers import tiny_checkpoint
@@ -81,3 +82,14 @@ def test_what_says_nothing_or_two_things_is_usage(arguments: tuple[str, ...], wo
     refused = invoke(None, "checkpoints", *arguments)
     assert refused.exit_code == 2
     assert words in refused.stderr
+
+
+def test_a_hint_asks_the_service_that_was_asked() -> None:
+    def unknown(_: httpx.Request) -> httpx.Response:
+        problem = {"code": "unknown-checkpoint", "title": "", "status": 404, "hint": "GET /v1/checkpoints lists them."}
+        body = {"type": "about:blank", "detail": "there is no checkpoint 'x'", **problem}
+        return httpx.Response(404, json=body, headers={"content-type": "application/problem+json"})
+
+    with listening(FakeService({"POST /v1/audits": unknown})) as url:
+        told = " ".join(invoke(FakeService({}), "audit", "x", "--url", url).stderr.split())
+    assert f"`glassblock checkpoints --url {url}` lists them" in told

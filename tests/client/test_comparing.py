@@ -87,3 +87,9 @@ def test_several_references_tell_what_a_merge_is_made_of(pair: tuple[Path, Path]
         assert report.merge.references == ("source/model", "converted/model")
         one = client.audit_checkpoint("converted/model", reference=["source/model"])
         assert (one.merge, one.reference is not None) == (None, True)
+
+
+def test_one_file_is_titled_with_its_folder(pair: tuple[Path, Path]) -> None:
+    source, _ = pair
+    told = json.loads(invoke(source / "model.safetensors", "--format", "json").stdout)
+    assert told["checkpoint"]["path"] == f"{source.name}/model.safetensors"

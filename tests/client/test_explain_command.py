@@ -67,6 +67,15 @@ def test_as_declared_is_0(model: Path, stages: Any, tmp_path: Path) -> None:
     result = explain(model, saved(tmp_path, "captures.safetensors", stages(1)), "--layer", 1)
     assert result.exit_code == 0, result.output
     assert "as-declared" in result.stdout
+    assert "nearer in" not in result.stdout  # nothing differs, so nothing would stand there
+    lines = result.stdout.splitlines()
+    (stages_from,) = [number for number, line in enumerate(lines) if "replayed from" in line]
+    assert lines[stages_from - 1] == ""
+
+
+def test_a_layer_that_was_not_recorded_is_told_which_are(model: Path, stages: Any, tmp_path: Path) -> None:
+    file = saved(tmp_path, "captures.safetensors", {f"layers.1.{name}": one for name, one in stages(1).items()})
+    assert "it holds layer 1\n" in explain(model, file, "--layer", 0).stderr
 
 
 def test_a_mistake_is_1_and_named(model: Path, stages: Any, tmp_path: Path) -> None:
@@ -136,7 +145,7 @@ def test_the_first_layer_that_departs_is_found(model: Path, stages: Any, tmp_pat
     record(tmp_path / "recorded", {0: stages(0), 1: stages(1, swap=True)})
     result = explain(model, tmp_path / "recorded")
     assert result.exit_code == 1, result.output
-    assert "the first that departs is 1" in result.stdout
+    assert "layer 0: as declared; the first that departs is layer 1; " in result.stdout
     told = json.loads(explain(model, tmp_path / "recorded", "--format", "json").stdout)
     assert told["first_departure"] == 1
     assert [layer["verdict"] for layer in told["layers"]] == ["as-declared", "explained"]

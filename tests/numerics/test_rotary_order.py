@@ -139,6 +139,16 @@ def test_equal_terms_of_one_mind_reach_the_least_p() -> None:
     assert fair_signs(torch.zeros(48)) == FairSigns(0.0, 0)
 
 
-def test_both_orders_rejected_is_undecidable() -> None:
-    assert judged(FairSigns(20.0, 500), FairSigns(20.0, 500)) is OrderVerdict.UNDECIDABLE
-    assert judged(FairSigns(0.0, 500), FairSigns(0.0, 500)) is OrderVerdict.UNDECIDABLE
+@pytest.mark.parametrize(
+    ("declared", "other", "verdict"),
+    [
+        (20.0, 20.0, OrderVerdict.NOT_AS_DECLARED),
+        (6.5, 3.1, OrderVerdict.NOT_AS_DECLARED),
+        (6.5, 2.9, OrderVerdict.OTHER),
+        (6.3, 6.3, OrderVerdict.UNDECIDABLE),
+        (3.1, 20.0, OrderVerdict.UNDECIDABLE),
+        (0.0, 0.0, OrderVerdict.UNDECIDABLE),
+    ],
+)
+def test_only_what_is_rejected_is_not_as_declared(declared: float, other: float, verdict: OrderVerdict) -> None:
+    assert judged(FairSigns(declared, 500), FairSigns(other, 500)) is verdict

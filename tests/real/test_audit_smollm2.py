@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]
 RULE = "ffn/gate-up-swapped"
 LAYERS = range(30)
+PREFIX = "model.layers.{}."
 
 
 def coverage(report: Report, rule: str = RULE) -> Coverage:
@@ -56,15 +57,19 @@ def exchanged(directory: Path, layer: int) -> Iterator[None]:
             file.write(header)
 
 
-def in_pairs(tensors: dict[str, Tensor], kinds: tuple[str, ...] = ("q_proj", "k_proj")) -> dict[str, Tensor]:
+def in_pairs(tensors: dict[str, Tensor], kinds: tuple[str, ...]) -> dict[str, Tensor]:
     """Rows of queries and keys as a conversion leaves them that forgets to reorder them."""
     ends = tuple(f"{kind}.weight" for kind in kinds)
     return {name: into("pairs", tensor, 64) if name.endswith(ends) else tensor for name, tensor in tensors.items()}
 
 
-def pairs_checkpoint(smollm2: Any, directory: Path, **more: Any) -> Path:
+def pairs_checkpoint(
+    smollm2: Any, directory: Path, kinds: tuple[str, ...] = ("q_proj", "k_proj"), layers: Iterable[int] = LAYERS
+) -> Path:
     directory.mkdir()
-    save_file(in_pairs(load_file(smollm2.single / "model.safetensors"), **more), directory / "model.safetensors")
+    tensors = load_file(smollm2.single / "model.safetensors")
+    chosen = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(map(PREFIX.format, layers)))}
+    save_file(tensors | in_pairs(chosen, kinds), directory / "model.safetensors")
     shutil.copy(smollm2.single / "config.json", directory)
     return directory
 
@@ -72,7 +77,7 @@ def pairs_checkpoint(smollm2: Any, directory: Path, **more: Any) -> Path:
 def test_its_rotary_order_is_certified_and_the_other_one_found(smollm2: Any, tmp_path: Path) -> None:
     published = audit_checkpoint(smollm2.single)
     seen = coverage(published, "attention/rotary-order")
-    assert (seen.checked, seen.undecidable, seen.skipped) == (len(LAYERS), (), ())
+    assert (seen.checked, seen.undecidable, seen.skipped) == (1, (), ())
     report = audit_checkpoint(pairs_checkpoint(smollm2, tmp_path / "pairs"))
     (finding,) = report.findings
     assert (finding.rule, finding.level, finding.certainty) == ("attention/rotary-order", "error", "statistical")
@@ -89,9 +94,30 @@ def test_its_rotary_order_is_certified_and_the_other_one_found(smollm2: Any, tmp
 @pytest.mark.parametrize("kind", ["q_proj", "k_proj"])
 def test_queries_or_keys_alone_in_the_other_order_are_left_open(smollm2: Any, tmp_path: Path, kind: str) -> None:
     report = audit_checkpoint(pairs_checkpoint(smollm2, tmp_path / kind, kinds=(kind,)))
-    assert report.findings == ()
+    assert (report.findings, report.verdict) == ((), "pass")
     (open_,) = coverage(report, "attention/rotary-order").undecidable
     assert "--reference" in open_.would_decide
+
+
+@pytest.mark.parametrize("layers", [range(10), range(10, 20), range(15), range(0, 30, 2)])
+def test_some_layers_in_the_other_order_are_inconclusive_and_told_beside_a_reference(
+    smollm2: Any, tmp_path: Path, layers: range
+) -> None:
+    path = pairs_checkpoint(smollm2, tmp_path / "some", layers=layers)
+    report = audit_checkpoint(path)
+    seen = coverage(report, "attention/rotary-order")
+    assert (report.findings, report.verdict, seen.checked) == ((), "inconclusive", 0)
+    (open_,) = seen.undecidable
+    assert "some layers may lie in the other order" in open_.reason
+    compared = audit_checkpoint(path, AuditQuestion(reference=open_checkpoint(smollm2.single)))
+    assert {finding.layer for finding in compared.findings} == set(layers)
+    assert {finding.rule for finding in compared.findings} == {"attention/rotary-order"}
+
+
+def test_one_layer_in_the_other_order_leaves_the_model_as_a_whole_as_declared(smollm2: Any, tmp_path: Path) -> None:
+    report = audit_checkpoint(pairs_checkpoint(smollm2, tmp_path / "one", layers=[7]))
+    seen = coverage(report, "attention/rotary-order")
+    assert (report.findings, report.verdict, seen.checked) == ((), "pass", 1)
 
 
 def test_as_published_it_is_silent_and_every_gate_is_certified(smollm2: Any) -> None:

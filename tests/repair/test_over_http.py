@@ -7,7 +7,10 @@ import pytest
 from glassblock.api.app import create_app
 from glassblock.api.entry import in_process
 from glassblock.api.settings import Settings
+from glassblock.audit.mistakes import Mistake
 from glassblock.errors import AccessRefused, InvalidValue
+from glassblock.operations.selftests import why_unnoticed
+from glassblock.wire.audits import Coverage, Skipped
 from glassblock_client import Client
 from plants import SINGLE, edit_tensors, healthy_checkpoint, rename
 
@@ -44,8 +47,9 @@ def test_without_an_output_root_nothing_is_written(root: Path) -> None:
         with pytest.raises(AccessRefused, match="writes no checkpoints") as refused:
             client.repair("swapped", output="repaired")
         assert "GLASSBLOCK_OUTPUT_ROOT" in (refused.value.hint or "")
-        with pytest.raises(InvalidValue, match="not said where"):
+        with pytest.raises(InvalidValue, match="not said where to write: neither `output` nor `dry_run`") as unsaid:
             client.repair("swapped")
+        assert unsaid.value.field == "output"
 
 
 def test_a_repair_is_written_under_the_output_root_alone(root: Path, tmp_path: Path) -> None:
@@ -87,6 +91,41 @@ def test_a_selftest_tells_every_mistake_and_writes_nothing(root: Path) -> None:
     assert [mistake.mistake for mistake in some.mistakes] == ["nan", "infinity"]
     assert [mistake.outcome for mistake in some.mistakes] == ["found", "found"]
     assert sorted(root.rglob("*")) == before
+
+
+def test_what_is_not_found_has_a_reason(root: Path) -> None:
+    healthy_checkpoint("llama", root / "plain")
+    with in_process(create_app(served(root, None))) as transport:
+        answer = Client("http://glassblock", transport=transport).selftest("plain")
+    told = {mistake.mistake: mistake for mistake in answer.mistakes}
+    silent = {name: one for name, one in told.items() if one.outcome in ("not-found", "undecidable")}
+    assert all(one.reason for one in silent.values()), silent
+    for name in ("offset-taken", "float16"):
+        assert told[name].outcome == "not-found"
+        assert "no other engine's config, no reference" in str(told[name].reason)
+    assert told["layer-twice"].outcome == "undecidable"
+    assert "--reference" in str(told["layer-twice"].reason)
+
+
+UNUSED = Mistake("lost", "what nobody looks for", ("no/such-rule",), lambda _checkpoint, _layers: "")
+COVERED: dict[str, tuple[tuple[Coverage, ...], str]] = {
+    "no rule": ((), "no rule of this version looks for it"),
+    "not looked at": ((Coverage(rule="a/b", checked=0, skipped=(Skipped(reason="no index"),)),), "no index"),
+    "looked, and another rule not": (
+        (Coverage(rule="a/b", checked=0, skipped=(Skipped(reason="not fused"),)), Coverage(rule="c/d", checked=3)),
+        "nothing that c/d looks at tells it",
+    ),
+    "looked, and could with more": (
+        (Coverage(rule="a/b", checked=3, skipped=(Skipped(reason="no reference"),)),),
+        "no reference",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COVERED)
+def test_which_reason_it_has(case: str) -> None:
+    meant, reason = COVERED[case]
+    assert why_unnoticed(UNUSED, meant, ()) == ("not-found", reason)
 
 
 def test_a_note_that_was_there_with_other_numbers_is_no_find(root: Path) -> None:

@@ -16,9 +16,10 @@ from glassblock.audit.reference_findings import NAMED
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.layer_map import resolve_layer
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
-from glassblock.checkpoint.patches import Alter, Patch, drafted, patched
+from glassblock.checkpoint.patches import Alter, Patch, Rename, drafted, patched
 from glassblock.checkpoint.reading import ReadMeter, read_tensor
 from glassblock.checkpoint.writing import write_checkpoint
+from glassblock.operations.repair_words import told_edit
 from glassblock.reports.repair_command import CARRIED_OUT, repairable
 from glassblock.wire.audits import Finding, Fix, Report
 from makers import Tiny
@@ -50,6 +51,7 @@ REPAIRED = {
     "attention/rotary-order:pairs for halves, beside the original",
     "attention/rotary-order:pairs for halves",
     "attention/rotary-order:halves for pairs",
+    "moe/experts-exchanged:without their rows",
     "norm/offset:reference",
     "tensor/transposed:reference",
 }
@@ -111,6 +113,14 @@ def test_a_plant_is_repaired_or_told_what_it_needs(rule: str, plant: Plant, tmp_
         assert all((after[name] - ours[name]).abs().max() <= ROUNDED[case] for name in ours)
     elif case not in REPLACING:
         assert same(tensors_of(tmp_path / "repaired"), tensors_of(healthy))
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["exchanged", "renamed"])
+def test_many_pairs_of_names_are_cut(back: bool) -> None:
+    pairs = {f"a{number}": f"b{number}" for number in range(20)}
+    words = told_edit(Rename(pairs | ({new: old for old, new in pairs.items()} if back else {}))).description
+    assert words.startswith("exchanged in the header: a0 and b0, " if back else "renamed in the header: a0 to b0, ")
+    assert words.endswith(", and 12 more")
 
 
 def test_every_expected_repair_is_of_a_plant() -> None:

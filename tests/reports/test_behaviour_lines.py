@@ -1,6 +1,7 @@
 """What a text says, in every format for people, and back from JSON."""
 
 import json
+from html import unescape
 
 import pytest
 from glassblock.reports import REPORTS
@@ -94,6 +95,17 @@ def test_why_it_was_not_judged(format_: str) -> None:
     told = " ".join(REPORTS[format_].render(report(behaviour=silent), width=200).split())
     assert "not judged" in told
     assert "the attention is not read here" in told
+
+
+@pytest.mark.parametrize("format_", ["text", "markdown", "html"])
+def test_a_short_text_takes_one_line(format_: str) -> None:
+    short = Behaviour(texts=1, tokens=14, not_judged="14 tokens: 32 at least are needed")
+    told = REPORTS[format_].render(report(behaviour=short), width=200)
+    without = REPORTS[format_].render(report(), width=200)
+    more = [line for line in told.splitlines() if line.strip() and line not in without.splitlines()]
+    (line,) = [line for line in more if "<h2>" not in line]
+    assert "behaviour: not judged: 14 tokens: 32 at least are needed" in unescape(line)
+    assert "<details>" not in line
 
 
 def test_the_json_report_has_every_number() -> None:

@@ -69,6 +69,12 @@ def test_ticks_lie_on_the_axis_and_rise(name: str):
         assert len({scale.label(tick) for tick in scale.ticks}) == len(scale.ticks)
 
 
+def test_numbers_that_differ_in_their_last_digits_have_an_axis():
+    scale = linear([9.999999999999988e29, 9.99999999999999e29])
+    assert len(set(scale.ticks)) == len(scale.ticks) >= 2
+    assert len({scale.label(tick) for tick in scale.ticks}) == len(scale.ticks)
+
+
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=8))
 def test_any_numbers_give_a_chart_inside_its_frame(given_numbers: list[tuple[float | None, ...]]):
     layers = tuple(

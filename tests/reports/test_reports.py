@@ -230,6 +230,17 @@ def test_columns_without_room_are_left_out(width: int, absent: str):
     assert absent in REPORTS["text"].render(report(), width=120).partition("───")[0].split()
 
 
+@pytest.mark.parametrize(("width", "told"), [(80, False), (120, True)])
+def test_the_legend_explains_t_where_it_is_shown(width: int, told: bool):
+    lines = REPORTS["text"].render(report(), width=width).splitlines()
+    assert any(line.startswith("T: ") for line in lines) == told
+
+
+def test_what_to_do_stands_before_a_long_list():
+    told = REPORTS["text"].render(swapped_report(2))
+    assert told.index("  fix  ") < told.index("  tensors  ")
+
+
 @pytest.mark.parametrize(
     "metrics",
     [

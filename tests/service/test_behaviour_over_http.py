@@ -53,6 +53,15 @@ def test_an_audit_with_a_text_is_quoted(client: Client) -> None:
         client.plan("start_audit", {"checkpoint": "llama", "token_ids": []})
 
 
+def test_a_text_that_is_too_short_costs_nothing_and_is_told(client: Client) -> None:
+    short = {"checkpoint": "llama", "token_ids": IDS[:14]}
+    assert client.plan("start_audit", short) == client.plan("start_audit", {"checkpoint": "llama"})
+    behaviour = client.audit_checkpoint("llama", token_ids=IDS[:14]).behaviour
+    assert behaviour is not None
+    assert behaviour.not_judged == "13 tokens: 32 at least are needed"
+    assert behaviour.forward_passes == 0
+
+
 def test_of_a_long_text_the_part_that_is_looked_at_is_quoted(client: Client) -> None:
     def quoted(tokens: int) -> tuple[int, int, int]:
         plan = client.plan("start_audit", {"checkpoint": "llama", "token_ids": [place % 90 for place in range(tokens)]})

@@ -19,6 +19,7 @@ from glassblock_client.cli.connection import (
     TimeoutOption,
     UrlOption,
     connected_to_all,
+    root_and_name,
 )
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.files import config_in, read_json_object, require_writable, write_whole
@@ -157,6 +158,9 @@ def audit(
         if REPORTS[report_format].explains:
             with suppress(GlassblockError):  # the report is there, and is not lost for want of its rules' words
                 table = client.rules()
+    if not url and Path(path).is_file():  # many folders hold a file of that name
+        titled = f"{root_and_name(path)[0].name}/{report.checkpoint.path}".lstrip("/")
+        report = report.model_copy(update={"checkpoint": report.checkpoint.model_copy(update={"path": titled})})
     if known is not None:
         report = compared(report, known, name=str(baseline))
     if write_baseline is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from glassblock.errors import InvalidValue
+from glassblock.reports.ranges import layer_ranges
 from glassblock.wire.explain import CAPTURED_STAGES, layer_of_file, stage_of
 from glassblock.wire.framing import WireTensor, read_tensors
 
@@ -40,8 +41,7 @@ def read_captures(path: Path, layer: int | None, *, option: str = "--captures") 
     if layer is None:
         return dict(sorted(found.items()))
     if layer not in found:
-        there = ", ".join(str(number) for number in sorted(found)[:20])
-        raise _refused(option, path, f"holds no stage of layer {layer}", hint=f"it holds the layers {there}")
+        raise _refused(option, path, f"holds no stage of layer {layer}", hint=f"it holds {layer_ranges(found)}")
     return {layer: found[layer]}
 
 

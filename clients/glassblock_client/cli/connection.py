@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -11,10 +12,19 @@ from types import ModuleType
 from typing import Annotated, TypeVar, cast
 
 import typer
-from glassblock.errors import HINT_AS_JOB, AccessRefused, InvalidValue, ServiceUnavailable, TooLarge, UnknownCheckpoint
+from glassblock.errors import (
+    HINT_AS_JOB,
+    AccessRefused,
+    GlassblockError,
+    InvalidValue,
+    ServiceUnavailable,
+    TooLarge,
+    UnknownCheckpoint,
+)
 
 from glassblock_client.backend import httpx
 from glassblock_client.cli.app import INTERRUPTED, TERMINATED, Terminated
+from glassblock_client.cli.options import COMMANDS_FOR
 from glassblock_client.cli.screen import working
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
@@ -30,6 +40,9 @@ REMOTE_SECONDS = 300.0
 
 UNSPEAKABLE = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 """What no service takes in a checkpoint's name."""
+
+LISTED_THERE = ("GET /v1/checkpoints", "GET /v1/audits")
+"""Lists that each service has of its own."""
 
 Connect = Callable[..., AbstractContextManager[httpx.BaseTransport]]
 """`connect(*, roots, device)`: a service in this process. Tests hand another to the command line as its `obj`."""
@@ -96,7 +109,11 @@ def connected(
             raise InvalidValue("--device has no effect with --url: that service has its own", field="device")
         key = os.environ.get("GLASSBLOCK_KEY")
         with Client(url, api_key=key, timeout=REMOTE_SECONDS if timeout is None else timeout) as client:
-            yield client
+            try:
+                yield client
+            except GlassblockError as error:
+                error.hint = None if error.hint is None else _asking_there(error.hint, url)
+                raise
         return
     if timeout is not None:
         raise InvalidValue("--timeout has no effect without --url", field="timeout")
@@ -112,6 +129,14 @@ def connected(
         except KeyboardInterrupt as stop:
             end(stop)
             raise
+
+
+def _asking_there(hint: str, url: str) -> str:
+    """A hint whose commands ask the same service. A password in its URL is not repeated."""
+    at = f" --url {shlex.quote(url)}" if "@" not in url else " --url URL"
+    for path in LISTED_THERE:
+        hint = hint.replace(path, f"{COMMANDS_FOR[path][:-1]}{at}`")
+    return hint
 
 
 def as_job_where_long(

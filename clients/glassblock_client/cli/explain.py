@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from glassblock.reports.ranges import layer_ranges
 from glassblock.wire.audits import Progress
 from glassblock.wire.explain import ExplainAnswer, RankedHypothesis, Verdict
 from glassblock.wire.printable import printable
@@ -116,9 +117,9 @@ def _of_all(answers: list[ExplainAnswer]) -> Iterator[RenderableType]:
     """Of many layers: the first that departs in full; where none does, each in a line."""
     *good, last = answers
     if last.verdict != "as-declared":
-        before = f"layers {good[0].layer} to {good[-1].layer}: as declared; " if good else ""
+        before = f"{layer_ranges(answer.layer for answer in good)}: as declared; " if good else ""
         after = "those after it were not looked at"
-        yield Text(f"{before}the first that departs is {last.layer}; {after}")
+        yield Text(f"{before}the first that departs is layer {last.layer}; {after}")
         yield Text()
         yield from _told(last)
         return
@@ -164,6 +165,7 @@ def _told(answer: ExplainAnswer) -> Iterator[RenderableType]:
     yield grid
     yield Text()
     yield _ranking(answer)
+    yield Text()
     yield _stages(answer.ranked[0])
 
 
@@ -172,14 +174,19 @@ def _ranking(answer: ExplainAnswer) -> Table:
     table.add_column("hypothesis", overflow="fold")
     for title in ("residual", "floor"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("nearer in", justify="right", no_wrap=True)
-    for ranked in answer.ranked:
-        style = "bold" if ranked.at_floor else ""
-        votes = ranked.votes
-        won = "" if votes is None or not votes.differing else f"{votes.won:,} of {votes.differing:,} {votes.unit}"
-        cells = (printable(ranked.hypothesis), f"{ranked.residual:.2g}", f"{ranked.floor:.2g}", won)
-        table.add_row(*cells, style=style)
+    nearer = [_nearer(ranked) for ranked in answer.ranked]
+    if any(nearer):
+        table.add_column("nearer in", justify="right", no_wrap=True)
+    for ranked, won in zip(answer.ranked, nearer, strict=True):
+        cells = [printable(ranked.hypothesis), f"{ranked.residual:.2g}", f"{ranked.floor:.2g}"]
+        table.add_row(*cells, *([won] if any(nearer) else []), style="bold" if ranked.at_floor else "")
     return table
+
+
+def _nearer(ranked: RankedHypothesis) -> str:
+    """In how many of the places that differ the hypothesis is nearer; nothing where none do."""
+    votes = ranked.votes
+    return "" if votes is None or not votes.differing else f"{votes.won:,} of {votes.differing:,} {votes.unit}"
 
 
 def _stages(ranked: RankedHypothesis) -> Table:

@@ -29,6 +29,7 @@ from glassblock_client.cli.connection import (
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
 from glassblock_client.cli.files import config_in, read_json_object
 from glassblock_client.cli.lists import rules_of
+from glassblock_client.cli.repair_lines import repair_lines
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import show
 from glassblock_client.exchange import compose
@@ -173,16 +174,7 @@ def _told(answer: RepairAnswer, *, dry_run: bool, place: str) -> Iterator[Render
     yield Text(printable(answer.checkpoint), "bold")
     if answer.undone:
         yield Text(printable(f"a change that was broken off was undone first: {', '.join(answer.undone)}"), "yellow")
-    for step in answer.steps:
-        yield Text()
-        yield Text(printable(f"{step.rule}: {step.message}"))
-        for edit in step.edits:
-            yield Text(printable(f"  -> {edit.description}"), "green")
-    for refused in answer.refused:
-        yield Text()
-        yield Text(printable(f"{refused.rule}: {refused.message}"))
-        yield Text(printable(f"  not repaired: {refused.reason}"), "yellow")
-        yield Text(printable(f"  needed: {refused.needs}"), "dim")
+    yield from repair_lines(answer)
     yield Text()
     yield _before_and_after(answer)
     yield Text()

@@ -243,18 +243,21 @@ def _difference(evidence: Evidence, group: Group, names: list[str], own: Told, o
     what = group.words.format(name=", ".join(_spelt(name) for name in names))
     told_by = evidence.question.against_name
     source = f"{other.source}, as {told_by} does not state it" if other.defaulted else other.source
+    here = own_place(evidence, own.source)
     facts: dict[str, object] = {
         "settings": names,
         "declared": {"value": own.value, "source": own.source},
         "other": {"value": other.value, "source": other.source},
     }
     found = Found(
-        f"{what} is {_shown(own.value)} ({own.source}) and {_shown(other.value)} ({source}): {group.consequence}",
+        f"{what} is {_shown(own.value)} ({here}) and {_shown(other.value)} ({source}): {group.consequence}",
         file=None if evidence.checkpoint.config is None else evidence.checkpoint.config.path.name,
         evidence=facts,
         fix=Fix(
             action="correct-engine",
-            description=f"Find out which was trained with, and set it in {told_by}.",
+            description=either_way((_shown(own.value), told_by), (_shown(other.value), here))
+            if here != own.source
+            else f"One of the two is wrong: find out which was trained with, and set it in {told_by}.",
         ),
         level="error",
         certainty="conflict",
@@ -276,6 +279,18 @@ def _difference(evidence: Evidence, group: Group, names: list[str], own: Told, o
     elif names[0] == "number.rope_theta":
         return replace(found, message=found.message.replace("the rope_theta", "the base of the rotary frequencies", 1))
     return replace(found, evidence=facts)
+
+
+def own_place(evidence: Evidence, source: str) -> str:
+    """Who tells a value, where it is a file of the checkpoint: another's may have the same name."""
+    config = evidence.checkpoint.config
+    return f"the checkpoint's {source}" if config is not None and source.startswith(config.path.name) else source
+
+
+def either_way(one: tuple[str, str], other: tuple[str, str]) -> str:
+    """What to do about two values of which nothing tells the right one; each with where it would be set."""
+    ways = " or ".join(f"{value} in {place}" for value, place in (one, other))
+    return f"One of the two is wrong: set {ways}, whichever was trained with."
 
 
 def _stored_order(evidence: Evidence) -> str | None:

@@ -25,11 +25,13 @@ from glassblock.audit.merge_summary import merge_summary_of
 from glassblock.audit.question import AuditCancelled, AuditQuestion
 from glassblock.audit.reference_findings import REFERENCE_RULES, summary_of
 from glassblock.audit.reference_study import reference_study
+from glassblock.audit.rotary_study import ROTARY_RULE
 from glassblock.audit.rule import Rule, apply_rule
 from glassblock.audit.rules import RULES
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
 from glassblock.checkpoint.recordings import Recording
 from glassblock.errors import DamagedCheckpoint, InvalidValue
+from glassblock.numerics.rotary_order import OrderVerdict
 from glassblock.numerics.watching import ComputationCancelled, Watch
 from glassblock.wire.audits import AuditedCheckpoint, Coverage, Finding, LayerMetrics, Report, Verdict
 
@@ -135,6 +137,7 @@ def audit_checkpoint(
             family=None if checkpoint.family is None else checkpoint.family.name,
             verified=None if checkpoint.family is None else checkpoint.family.verified,
             layers=checkpoint.layers if checkpoint.trunk is not None else None,
+            declared_layers=_declared_layers(checkpoint),
             tensors=len(checkpoint.entries),
             bytes=checkpoint.bytes,
         ),
@@ -147,6 +150,15 @@ def audit_checkpoint(
         captures=None if evidence.captures is None else capture_summary(evidence.captures),
         behaviour=None if behaviour is None else behaviour_summary(behaviour),
     )
+
+
+def _declared_layers(checkpoint: Checkpoint) -> int | None:
+    """As the config says; None where it does not, or not in a number, which is a finding of its own."""
+    try:
+        declared = checkpoint.declared_layers
+    except DamagedCheckpoint:
+        return None
+    return None if declared is None else declared.value
 
 
 def _captured(
@@ -219,23 +231,25 @@ def _require_told(evidence: Evidence, rules: Iterable[Rule]) -> None:
 def _verdict(
     evidence: Evidence, findings: Iterable[Finding], coverage: dict[str, Coverage], merge: MergeStudy | None
 ) -> Verdict:
-    """Fail for an error; inconclusive where what was asked could not be answered."""
+    """Fail for an error; inconclusive where a question that counts stayed open."""
     if any(finding.level == "error" for finding in findings):
         return "fail"
-    if evidence.question.against is not None and not answered(evidence, tuple(coverage)):
-        return "inconclusive"
-    if evidence.reference is not None and evidence.reference.relation in ("other-model", "unanswered"):
-        return "inconclusive"
-    unmatched = merge is not None and not merge.tensors
-    if unmatched or (
-        evidence.question.captures is not None and (evidence.captures is None or unanswered(evidence.captures))
-    ):
-        return "inconclusive"
-    for name in GATE_RULE_NAMES:
-        asked = coverage.get(name)
-        if asked is not None and asked.undecidable and not asked.checked:
-            return "inconclusive"
-    return "pass"
+    return "inconclusive" if _left_open(evidence, coverage, merge) else "pass"
+
+
+def _left_open(evidence: Evidence, coverage: dict[str, Coverage], merge: MergeStudy | None) -> bool:
+    """Whether what was asked could not be answered, no gate was decided, or a rejected rotary order stayed unnamed."""
+    question, reference, captures = evidence.question, evidence.reference, evidence.captures
+    gates = [coverage[name] for name in GATE_RULE_NAMES if name in coverage]
+    rejected = evidence.rotary.verdict is OrderVerdict.NOT_AS_DECLARED
+    return (
+        (question.against is not None and not answered(evidence, tuple(coverage)))
+        or (reference is not None and reference.relation in ("other-model", "unanswered"))
+        or (merge is not None and not merge.tensors)
+        or (question.captures is not None and (captures is None or len(unanswered(captures)) > 0))
+        or any(asked.undecidable and not asked.checked for asked in gates)
+        or (rejected and ROTARY_RULE in coverage and len(coverage[ROTARY_RULE].undecidable) > 0)
+    )
 
 
 def _layer_metrics(evidence: Evidence) -> Iterable[LayerMetrics]:

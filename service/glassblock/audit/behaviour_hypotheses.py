@@ -70,8 +70,9 @@ def _weights_say(findings: Iterable[Finding], coverage: Iterable[Coverage]) -> I
 
 
 def _convicts(finding: Finding) -> bool:
-    """Whether it is about the rows as they are stored: captures tell of the engine that made them."""
-    return finding.rule in LAYOUT_RULES and finding.level == "error" and "captures" not in finding.evidence
+    """Whether it is about the rows as they are stored: captures alone, without a repair, tell of their engine."""
+    of_rows = finding.fix is not None or "captures" not in finding.evidence
+    return finding.rule in LAYOUT_RULES and finding.level == "error" and of_rows
 
 
 def _suspects(evidence: Evidence, findings: Sequence[Finding], coverage: Sequence[Coverage]) -> Offered:

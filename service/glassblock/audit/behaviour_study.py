@@ -29,7 +29,7 @@ ALPHA = 1e-3
 both, were tokens' differences normal: it is shared by all that were asked, in both directions."""
 
 FEWEST_TOKENS = 32
-"""Fewer say nothing of how their differences scatter."""
+"""Predicted, each another or after another; fewer say nothing of how their differences scatter, and are not asked."""
 
 SMALLEST = 1e-5
 """Nats per token below which float32 does not tell two likelihoods apart: rounding alone moves a mean by some 1e-6."""
@@ -38,7 +38,8 @@ FORWARD_PASSES = 32.0
 """Through all layers, that the question may cost, unless it is asked of every layer (`certify`)."""
 
 CHEAP_FLOPS = 2e11
-"""Layers that the weights do not suspect are asked about while all of it stays below: some ten seconds of two cores."""
+"""Layers that the weights do not suspect are asked about while all of it stays below: some ten seconds of two cores.
+So a short text is asked about more of them than a long one, and takes more passes, each shorter."""
 
 MOST_TOKENS = 4096
 """Looked at, of all texts together: attention grows with their square, and hypotheses repeat it."""
@@ -85,6 +86,9 @@ def behaviour_study(
         require_head(checkpoint)
         for layer in range(layer_count(checkpoint)):
             whole_layer_tensors(checkpoint, layer)
+        few = too_few(token_ids)
+        if few is not None:
+            return _silent(nothing, few)
         offered = hypotheses_of(evidence, findings, coverage)
         chosen, left_out = _chosen(checkpoint, offered, token_ids, everything=evidence.question.certify)
         hypotheses, variants, faults = _made(chosen)
@@ -123,12 +127,11 @@ def behaviour_study(
     count = layer_count(checkpoint)
     embedding = embedding_entry(checkpoint)
     chance = -math.inf if embedding is None else -math.log(embedding.shape[0])
-    enough = observations(token_ids) >= FEWEST_TOKENS
     return BehaviourStudy(
         texts,
         declared.numel(),
         mean,
-        tuple(_judged(asked, declared, needed, chance=chance, enough=enough)),
+        tuple(_judged(asked, declared, needed, chance=chance)),
         (*left_out, *faults),
         1 + sum((count - hypothesis.first) / count for hypothesis in hypotheses),
         None if evidence.question.certify else FORWARD_PASSES,
@@ -219,13 +222,23 @@ def observations(token_ids: Int[Tensor, "*batch tokens"]) -> int:
     return int(cast("Tensor", pairs.unique(dim=1)).shape[1])
 
 
+def too_few(token_ids: Int[Tensor, "*batch tokens"]) -> str | None:
+    """Why a text is too short to tell anything; None where it is long enough. The first token is not predicted."""
+    predicted, different = token_ids[..., 1:].numel(), observations(token_ids)
+    if different >= FEWEST_TOKENS:
+        return None
+    told = f"{predicted:,} token{'s' * (predicted != 1)}"
+    repeats = "" if predicted < FEWEST_TOKENS else f", {different} of them without what repeats itself"
+    return f"{told}{repeats}: {FEWEST_TOKENS} at least are needed"
+
+
 def _judged(
-    asked: Sequence[tuple[Hypothesis, Tensor]], declared: Tensor, needed: float, *, chance: float, enough: bool
+    asked: Sequence[tuple[Hypothesis, Tensor]], declared: Tensor, needed: float, *, chance: float
 ) -> Iterable[Judged]:
     uniform = torch.full_like(declared, chance)
     for hypothesis, found in asked:
         difference = paired_difference(found, declared)
-        reading = reading_of(difference, needed) if enough else "undecided"
+        reading = reading_of(difference, needed)
         # Whatever flattens the logits makes nonsense likelier, up to all tokens alike: that is no model of the text.
         preferred = found if reading == "better" else declared
         beyond = reading_of(paired_difference(preferred, uniform), needed) == "better"
@@ -249,7 +262,7 @@ def _judged(
 
 def reading_of(difference: PairedDifference, needed: float) -> Reading:
     """Whether a difference is beyond the noise: `needed` standard errors and what float32 tells."""
-    mean, error, count = difference
-    if error is None or count < FEWEST_TOKENS or not abs(mean) > max(SMALLEST, needed * error):
+    mean, error, _ = difference
+    if error is None or not abs(mean) > max(SMALLEST, needed * error):
         return "undecided"
     return "better" if mean > 0 else "worse"

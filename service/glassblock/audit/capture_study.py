@@ -194,13 +194,15 @@ def _open(found: Explanation, declared: Declared, seen: frozenset[str]) -> dict[
         return dict.fromkeys(seen, "captures of more stages of the layer, from x on, of one forward pass")
     tied = found.ranked[: found.tied] if found.verdict == "indistinguishable" else ()
     told = {frozenset(decider.between): decider_in_words(decider) for decider in deciders(found)}
+    settled = found.ranked[0].hypothesis.departures() if found.verdict == "explained" else {}
     open_: dict[str, str] = {}
     for fit in (*tied, *found.not_excluded):
         between = {frozenset(pair) for pair in told if fit.hypothesis in pair}
         words = next((told[pair] for pair in between), "captures of more tokens, in a wider dtype or of quieter layers")
-        for factor in fit.hypothesis.departures():
-            named = in_words(fit.hypothesis, declared)
-            open_.setdefault(factor, f"{words} (open: {named})")
+        for factor, value in fit.hypothesis.departures().items():
+            if factor not in settled or settled[factor] != value:
+                named = in_words(fit.hypothesis, declared)
+                open_.setdefault(factor, f"{words} (open: {named})")
     return open_
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from glassblock.audit.activation_keys import unknown_activation, unread_activation
 from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look
-from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided
+from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided, leaves_weights, with_captures
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.norm_rules import folded_gains
 from glassblock.audit.orientation_rule import orientation_look
@@ -42,10 +42,15 @@ def with_comparisons(rule: Rule) -> Rule:
         if lacking is not None:
             yield from tuple(capture_look(rule.name)(evidence)) or (Skipped(reason=lacking),)
             return
-        compared = [outcome for other in looks for outcome in other(evidence)]
-        # What a reference proves of a layer is not told once more as what its weights suggest.
-        proved = {(found.layer, found.expert) for found in compared if isinstance(found, Found) and found.tensors}
-        for outcome in rule.look(evidence):
+        own = tuple(rule.look(evidence))
+        compared = with_captures(own, [outcome for other in looks for outcome in other(evidence)])
+        # What a reference or captures prove of a layer is not told once more as what its weights suggest.
+        proved = {
+            (found.layer, found.expert)
+            for found in compared
+            if isinstance(found, Found) and found.tensors and not leaves_weights(found)
+        }
+        for outcome in own:
             if isinstance(outcome, Undecidable) and decided(evidence, rule.name, outcome.layer):
                 continue
             if not (isinstance(outcome, Found) and (outcome.layer, outcome.expert) in proved):

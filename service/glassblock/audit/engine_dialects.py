@@ -5,7 +5,7 @@ with the list of them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -98,7 +98,12 @@ def read_engine(config: Mapping[str, Any], name: str, row: Architecture) -> Spok
     Raises:
         InvalidValue: See `dialect_of`; or a config in our own words has a key or value that is none.
     """
-    return dialect_of(config).read(config, name, row)
+    spoken = dialect_of(config).read(config, name, row)
+    settings, short = spoken.settings, f"{Path(name).name}: "
+    for setting, told in settings.told.items():  # readers of a ConfigFile tell a file by its last name alone
+        if told.source.startswith(short):
+            settings.told[setting] = replace(told, source=f"{name}: {told.source.removeprefix(short)}")
+    return spoken
 
 
 def _read_transformers(config: Mapping[str, Any], name: str, row: Architecture) -> Spoken:

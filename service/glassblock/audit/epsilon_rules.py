@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from glassblock.audit.against import another_model, own_settings, their_settings
+from glassblock.audit.against import another_model, either_way, own_place, own_settings, their_settings
 from glassblock.audit.epsilon_decision import Witness, contradicted, decision, key_of, reference_epsilons, same_eps
 from glassblock.audit.evidence import EmbeddingEnergy, Evidence
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
@@ -114,9 +114,11 @@ def _disagreements(
         energy = evidence.embedding if "attn_in" in roles else None
         words, facts = _sensitivity(value, other.value, energy)
         settled = _settled(evidence, roles, value, other)
+        here = own_place(evidence, source) if other.party is not None else source
+        place = "the checkpoint's config.json" if ours[roles[0]].defaulted else here
         told = "" if "decided" not in settled else f"; {settled['decided']:g} is borne out by {settled['decided_by']}"
         yield Found(
-            f"the epsilon of the norms {', '.join(roles)} is {value:g} ({source}) and {other.value:g} "
+            f"the epsilon of the norms {', '.join(roles)} is {value:g} ({here}) and {other.value:g} "
             f"({other.source}); {words}{told}",
             file="config.json" if evidence.checkpoint.config is not None else None,
             evidence={
@@ -126,9 +128,16 @@ def _disagreements(
                 "sensitivity": facts,
                 **settled,
             },
-            fix=Fix(action="align-eps", description=f"Find out which was trained with, and set it in {other.source}."),
+            fix=Fix(action="align-eps", description=_what_to_set((value, place), other, settled.get("decided"))),
             level=level,
         )
+
+
+def _what_to_set(mine: tuple[float, str], other: _Stated, decided: float | None) -> str:
+    value, place = mine
+    if decided is None:
+        return either_way((f"{value:g}", other.source), (f"{other.value:g}", place))
+    return f"Set {decided:g} in {other.source if same_eps(decided, value) else place}."
 
 
 def _settled(evidence: Evidence, roles: Sequence[str], mine: float, other: _Stated) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from glassblock.audit.question import AuditQuestion
 from glassblock.audit.reference_types import ReferenceStudy
 from glassblock.audit.rotary_study import RotaryStudy
 from glassblock.audit.values import TensorValues
+from glassblock.checkpoint.absences import HiddenLayers, hidden_layers
 from glassblock.checkpoint.entries import ContainerFault, TensorEntry
 from glassblock.checkpoint.family import Architecture
 from glassblock.checkpoint.fitting import LayerFault
@@ -304,6 +306,11 @@ class Evidence:
         if whole is not None and (whole.start, whole.stop) == (entry.start, entry.stop):
             return self.digests.get(entry.name)
         return self.slice_digests.get((entry.name, entry.stop))
+
+    @cached_property
+    def hidden(self) -> HiddenLayers:
+        """The layers with tensors in shards that nobody looked into."""
+        return hidden_layers(self.checkpoint)
 
     @property
     def family(self) -> Architecture:

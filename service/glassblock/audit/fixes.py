@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from glassblock.audit.config_fixes import align_eps, correct_config, declare_bias, declare_eps
 from glassblock.audit.fix import Repair, Unrepaired
-from glassblock.audit.gate_fixes import reorder_rows, swap_halves, swap_tensors
+from glassblock.audit.gate_fixes import renumber_experts, reorder_rows, swap_halves, swap_tensors
 from glassblock.audit.rotary_fixes import reorder_heads
 from glassblock.checkpoint.changes import Add, Reorder, Transpose, Within
 from glassblock.checkpoint.opened import Checkpoint
@@ -135,6 +135,7 @@ FIXES: Mapping[str, Repair] = MappingProxyType(
         "swap-halves": swap_halves,
         "reorder-rows": reorder_rows,
         "reorder-heads": reorder_heads,
+        "renumber-experts": renumber_experts,
         "add-to-gains": _add_to_gains,
         "transpose": _transpose,
         "cut": _cut,

@@ -5,6 +5,7 @@ What belongs to a weight moves with it: its bias, its scales and its zero points
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType
+from typing import cast
 
 from glassblock.audit.fix import Unrepaired
 from glassblock.checkpoint.changes import Reorder, Within
@@ -45,6 +46,21 @@ def swap_tensors(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired
     names: dict[str, str] = {}
     for one, other in pairs:
         names |= swap_of(checkpoint, one, other).names
+    return (Rename(MappingProxyType(names)),)
+
+
+def renumber_experts(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired:
+    """Each expert under the number that it has in the reference, by name; the router stays."""
+    homes = finding.evidence.get("homes")
+    if not isinstance(homes, dict) or finding.layer is None:
+        reason = "experts in one stacked tensor, or of which one is there twice and another is not, are not moved yet"
+        return Unrepaired(reason, "the layer converted again from the reference, each expert under its own number")
+    networks = {str(network.expert): network for network in resolve_layer(checkpoint, finding.layer)[0].networks}
+    names: dict[str, str] = {}
+    for expert, home in cast("dict[str, int]", homes).items():
+        for part, entry in networks[expert].weights.items():
+            mine, its = _module(entry.name), _module(networks[str(home)].weights[part].name)
+            names |= {name: its + name[len(mine) :] for name in checkpoint.entries if _belongs(name, mine)}
     return (Rename(MappingProxyType(names)),)
 
 

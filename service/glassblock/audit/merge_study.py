@@ -21,7 +21,7 @@ from glassblock.checkpoint.layer_parts import LayerTensors
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import GlassblockError
-from glassblock.numerics.mixes import Mix, Products, fitted, independent, no_products, refined, unlike
+from glassblock.numerics.mixes import Mix, Products, fitted, independent, no_products, one_tensor, refined, unlike
 
 PIECE = 1 << 19
 """Numbers of a piece of each side."""
@@ -53,7 +53,8 @@ class Mixed:
     Attributes:
         key: Which part of the model.
         name: Of the tensor.
-        kind: Equal in all; a copy of one; a mix but for rounding; nearly one; or nothing of the kind.
+        kind: Equal in all, to rounding where all of them hold the same numbers; a copy of one, or of several that do; a
+            mix but for rounding; nearly one; or nothing of the kind.
         parents: Numbers of those that have it.
         mix: The fit; None for copies by their bytes, and where nothing has its shape.
     """
@@ -251,9 +252,11 @@ class _Comparison:
         alone = [number for place, number in enumerate(numbers) if _is_copy(fit, mix, place, floor)]
         # Of two that are much alike it may be a copy of either, to rounding: the nearer one.
         nearest = min(alone, key=lambda number: unlike(fit, numbers.index(number)), default=None)
-        return Mixed(
-            key, part.name, "mix" if nearest is None else "copy", numbers if nearest is None else (nearest,), mix
-        )
+        if nearest is None:
+            return Mixed(key, part.name, "mix", numbers, mix)
+        one = order.index(nearest)
+        same = tuple(number for place, number in enumerate(order) if place == one or one_tensor(products, one, place))
+        return Mixed(key, part.name, "shared" if len(same) == len(self.parents) > 1 else "copy", same, mix)
 
     def _products(self, part: Part, others: Sequence[Part], *, less: Sequence[float] = ()) -> Products:
         """Of all pieces; of the tensor less these shares of the others, where they are given."""

@@ -116,7 +116,14 @@ def _tell_moved(pairs: Pairs, layer: int, mine: Parts, its: Parts, moved: Mappin
     router = "the rows of the router with them" if along else "and the rows of the router do not"
     words = f"{which} under other numbers, {router}"
     kind = "experts-reordered" if along else "experts-exchanged"
-    pairs.differences.append(Difference(kind, words, here, there, layer))
+    pairs.differences.append(Difference(kind, words, here, there, layer, homes=_homes(layer, mine, moved)))
+
+
+def _homes(layer: int, mine: Parts, moved: Mapping[int, int]) -> Mapping[int, int] | None:
+    """`moved`, where exchanging the names of tensors undoes it: none is there twice, and each has its own tensors."""
+    named = [{part.name for part in network_parts(layer, expert, mine).values()} for expert in moved]
+    apart = len(set[str]().union(*named)) == sum(map(len, named))
+    return moved if apart and sorted(moved) == sorted(moved.values()) else None
 
 
 def _fingerprint(part: Part, dtype: torch.dtype, meter: ReadMeter) -> int:

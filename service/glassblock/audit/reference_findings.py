@@ -40,7 +40,9 @@ NAMED: Mapping[FunctionKind, Named] = MappingProxyType(
         "transposed": Named("tensor/transposed", "transpose", "Exchange its axes."),
         "offset": Named("norm/offset", "add-to-gains", "Bring the gains back to the family's convention."),
         "role": Named("norm/role", "convert-again", "Write each norm under the name of its own role."),
-        "experts-exchanged": Named("moe/experts-exchanged", "convert-again", "Write each expert under its own number."),
+        "experts-exchanged": Named(
+            "moe/experts-exchanged", "renumber-experts", "Write each expert under its own number."
+        ),
         "rotary-order": Named(
             "attention/rotary-order", "reorder-heads", "Put the rows of every head in the family's order."
         ),
@@ -90,6 +92,7 @@ def _found(difference: Difference, named: Named, study: ReferenceStudy) -> Found
     facts: dict[str, Any] = {"reference": study.name, "counterparts": list(difference.there)}
     facts |= {} if difference.cosine is None else {"cosine": difference.cosine}
     facts |= {} if difference.add is None else {"add": difference.add}
+    facts |= {} if difference.homes is None else {"homes": {str(own): home for own, home in difference.homes.items()}}
     facts |= {} if difference.moves is None else difference.moves.facts
     facts |= {} if difference.relative is None else {"relative_difference": difference.relative}
     proved = difference.proved or difference.kind == "unrelated"

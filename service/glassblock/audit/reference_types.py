@@ -1,5 +1,6 @@
 """What a comparison with a reference checkpoint has shown. Rules and the report read this and nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,6 +57,7 @@ class Difference:
         add: What brings a gain back.
         key: What the first of the tensors is in the model.
         moves: What brings the rows of heads back.
+        homes: The number in the reference of each expert that lies elsewhere, where exchanging names brings all back.
     """
 
     kind: FormKind | FunctionKind
@@ -71,6 +73,7 @@ class Difference:
     add: float | None = None
     key: Key = ()
     moves: HeadMoves | None = None
+    homes: Mapping[int, int] | None = None
 
 
 FORM_KINDS: frozenset[str] = frozenset(

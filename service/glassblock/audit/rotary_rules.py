@@ -9,7 +9,7 @@ from glassblock.audit.names import in_words
 from glassblock.audit.reference_types import HeadMoves, Into
 from glassblock.audit.rotary_study import ROTARY_RULE, RotaryStudy
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.numerics.rotary_order import LEVEL, OrderVerdict, judged
+from glassblock.numerics.rotary_order import LEVEL, OrderVerdict
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 
@@ -21,11 +21,14 @@ def _look(evidence: Evidence) -> Iterator[Outcome]:
     reference = evidence.reference
     compared = reference is not None and reference.relation not in ("other-model", "unanswered")
     proved = reference is not None and any(found.kind == "rotary-order" for found in reference.function)
-    verdict = judged(study.against_declared, study.against_other)
-    if verdict is OrderVerdict.UNDECIDABLE and not compared:
+    verdict = study.verdict
+    if (verdict is OrderVerdict.UNDECIDABLE and not compared) or (
+        verdict is OrderVerdict.NOT_AS_DECLARED and not proved
+    ):
         yield _open(study)
         return
-    yield Checked(len(study.plans))
+    # A reference is held against every layer; the weights alone say one thing of the model.
+    yield Checked(len(study.plans) if compared else 1)
     if verdict is OrderVerdict.OTHER and not proved:
         yield _found(evidence, study)
 
@@ -46,7 +49,12 @@ def _open(study: RotaryStudy) -> Skipped | Undecidable:
         few = f"{declared.terms} comparisons of four rows are too few: of one mind they would give p = {10**least:.1g}"
         return Skipped(reason=f"{few}, and {LEVEL:.0e} is asked")
     numbers = f"z = {declared.z:.1f} against the family's order, {other.z:.1f} against the other one"
-    if declared.noise and other.noise:
+    if study.verdict is OrderVerdict.NOT_AS_DECLARED:
+        reason = (
+            "not all layers were trained in the order that the family turns, or the rows were put into an order when "
+            f"they were begun: some layers may lie in the other order ({numbers})"
+        )
+    elif declared.noise and other.noise:
         reason = f"the rows of queries and keys show neither order of a head ({numbers})"
     else:
         reason = f"the rows of queries and keys do not show one order of a head clearly ({numbers})"
@@ -97,11 +105,13 @@ ROTARY_RULES: tuple[Rule, ...] = (
         "coins. Rows a and b enter the scores through q_a k_a + q_b k_b and q_a k_b - q_b k_a alone, which training "
         "moves, so the determinant of their four products is large. Four rows can be paired in three ways, of which a "
         "turn exchanges two if the family's order is right: the other order may not stand out. The p-value over all "
-        "layers is certified (Hoeffding), 1e-9 is asked, and nothing may speak against the other order. Where nobody "
-        "has run the family's code it is a warning.",
-        fooled_by="Queries and keys initialised row by row in some order. One of the two in the other order alone, and "
-        "some layers alone: then nothing is told without a reference. Latent attention and norms that subtract a mean "
-        "are refused.",
+        "layers together is certified (Hoeffding), 1e-9 is asked, and nothing may speak against the other order. It "
+        "decides the model as a whole, and no single layer. Where the family's order is rejected and something speaks "
+        "against the other one too, that is left open, and the verdict is inconclusive. Where nobody has run the "
+        "family's code it is a warning.",
+        fooled_by="Queries and keys initialised row by row in some order. One of the two in the other order alone: "
+        "that is left open. A few layers in another order than the rest: the model as a whole is told as the rest is. "
+        "A reference tells both. Latent attention and norms that subtract a mean are refused.",
         report="https://github.com/huggingface/transformers/pull/31788",
         needs=("family",),
         look=_look,

@@ -17,7 +17,15 @@ from glassblock.audit.rotary_plans import RotaryPlan
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.stored_entries import StoredEntry
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
-from glassblock.numerics.rotary_order import NO_SIGNS, FairSigns, fair_signs, order_terms, partner_products
+from glassblock.numerics.rotary_order import (
+    NO_SIGNS,
+    FairSigns,
+    OrderVerdict,
+    fair_signs,
+    judged,
+    order_terms,
+    partner_products,
+)
 
 LEAST_CHANNELS, SHARE, MOST_CHANNELS = 128, 8, 1024
 """Held of each row: the first 128, or an eighth where that is more. Any channels will do; fewer cost power."""
@@ -43,6 +51,11 @@ class RotaryStudy:
     against_declared: FairSigns = NO_SIGNS
     against_other: FairSigns = NO_SIGNS
     unasked: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def verdict(self) -> OrderVerdict:
+        """Of the model as a whole; of no single layer."""
+        return judged(self.against_declared, self.against_other)
 
 
 class RotarySketches:

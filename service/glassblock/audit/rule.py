@@ -1,6 +1,6 @@
 """What a rule is: a row that says what it needs and explains itself, and a function that only looks."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +33,24 @@ class Checked:
 
 
 Outcome = Found | Checked | Undecidable | Skipped
+
+_OF_ALL_TENSORS = frozenset(
+    {
+        "config/shape",
+        "ffn/missing-bias",
+        "ffn/missing-tensor",
+        "moe/experts-missing",
+        "quant/scale-missing",
+        "tensor/all-zero",
+        "tensor/duplicate",
+        "tensor/empty",
+        "tensor/non-finite",
+    }
+)
+"""Rules that look at whatever a layer holds: of one that is there in part they have not looked at all."""
+
+_OF_LAYERS = ("attention/", "ffn/", "moe/", "norm/", "quant/", "range/fp16-overflow")
+"""What the names of the other rules begin with that look at each layer."""
 
 TellsAfter = Literal["tensor", "layer", "all"]
 """What of a checkpoint a rule has to see: see `Rule.tells_after`."""
@@ -86,7 +104,7 @@ def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Cov
         rule=rule.name,
         checked=sum(outcome.count for outcome in outcomes if isinstance(outcome, Checked)),
         undecidable=tuple(_cut(outcome) for outcome in outcomes if isinstance(outcome, Undecidable)),
-        skipped=tuple(_cut(outcome) for outcome in outcomes if isinstance(outcome, Skipped)),
+        skipped=tuple(_skipped(rule, evidence, outcomes)),
     )
     return findings, coverage
 
@@ -99,6 +117,24 @@ def findings_of(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
 
 def _findings(rule: Rule, outcomes: Iterable[Outcome]) -> Iterator[Finding]:
     return (_finding(rule, outcome) for outcome in outcomes if isinstance(outcome, Found))
+
+
+def _skipped(rule: Rule, evidence: Evidence, outcomes: Sequence[Outcome]) -> Iterator[Skipped]:
+    """What the rule left out, and the layers that it could not see because a shard was not read."""
+    hidden = evidence.hidden
+    half = frozenset(hidden.half)
+    told = [outcome for outcome in outcomes if isinstance(outcome, Skipped)]
+    # What is said of a layer that is there as a whole is not owed to the shard.
+    elsewhere = {skip.reason for skip in told if skip.layer not in half}
+    kept = [skip for skip in told if skip.layer not in half or skip.reason in elsewhere]
+    yield from map(_cut, kept)
+    owed = {skip.layer for skip in told if skip.layer is not None} - {skip.layer for skip in kept}
+    # A rule that asked nothing of any layer has said why.
+    if any(isinstance(outcome, Checked) and outcome.count for outcome in outcomes) or owed:
+        owed.update(hidden.half if rule.name in _OF_ALL_TENSORS else ())
+        owed.update(hidden.whole if rule.name in _OF_ALL_TENSORS or rule.name.startswith(_OF_LAYERS) else ())
+    open_ = {outcome.layer for outcome in outcomes if isinstance(outcome, Undecidable)} | {skip.layer for skip in kept}
+    yield from (Skipped(layer=layer, reason=hidden.reason) for layer in sorted(owed - open_))
 
 
 Unsure = TypeVar("Unsure", Undecidable, Skipped)

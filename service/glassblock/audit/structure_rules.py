@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from glassblock.audit.equal_projections import equal_projections
 from glassblock.audit.evidence import Evidence
+from glassblock.audit.repeated_layers import repeated_layers
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.entries import Container
 from glassblock.checkpoint.opened import Fault
@@ -99,8 +100,9 @@ def _two_sets(evidence: Evidence) -> Iterator[Outcome]:
 
 def _duplicates(evidence: Evidence) -> Iterator[Outcome]:
     yield from equal_projections(evidence)
+    yield from (replace(found, tensors=found.tensors[:_MOST_NAMES]) for found in repeated_layers(evidence))
     if not evidence.digests and evidence.layers:
-        yield Skipped(reason="no tensor was hashed: projections of one module were not compared")
+        yield Skipped(reason="no tensor was hashed: projections of one module, and layers, were not compared")
     for name, copies in evidence.checkpoint.duplicates.items():
         files = [copy.file.name for copy in copies]
         where = " and in ".join(files)
@@ -270,13 +272,15 @@ INDEX_RULES: tuple[Rule, ...] = (
 DUPLICATE_RULE = _rule(
     "tensor/duplicate",
     _duplicates,
-    what="One tensor lies in several files, or two projections of one module are the same.",
+    what="One tensor lies in several files, or two projections of one module, or two layers, are the same.",
     hurts="With different contents, which one counts depends on the order in which a loader reads. Where gate is up, "
-    "or keys are values, what one of them had learnt is lost.",
+    "or keys are values, or one layer is the next, what one of them had learnt is lost.",
     detection="Names are joined over all files, and the copies compared byte for byte. Equal copies are a note. The "
     "hashes of gate and up, and of attention's projections, are compared within each module, and the halves of a fused "
-    "tensor: equal in some layers only is an error; in all, a warning for trained gates, else a note.",
-    fooled_by="Copies under different names in other layers, as a model is deepened on purpose.",
+    "tensor: equal in some layers only is an error; in all, a warning for trained gates, else a note. Layers of which "
+    "every matrix is another's are a note: models are deepened so on purpose.",
+    fooled_by="Layers are not told where each is another's, as in families that share them, or in a layer copied over "
+    "all others; nor single tensors of another layer.",
     report="huggingface/huggingface_hub/issues/4725",
     tells_before_tensors=False,
 )

@@ -1,12 +1,78 @@
-"""Layers and experts none of whose tensors is there."""
+"""Layers and experts whose tensors are not there."""
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.family import MixtureRow
-from glassblock.checkpoint.fitting import LayerFault, layer_prefix, row_of
+from glassblock.checkpoint.fitting import LayerFault, layer_prefix, row_of, trunk_prefix
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.settings import number_of
+from glassblock.checkpoint.shard_names import is_shard
+from glassblock.errors import DamagedCheckpoint
+
+_MOST_LAYERS = 10_000
+"""A config that declares more layers is no witness of which are absent."""
+
+
+@dataclass(frozen=True)
+class HiddenLayers:
+    """Layers with tensors in shards that nobody looked into.
+
+    Attributes:
+        whole: The layers all of whose tensors lie there, in order.
+        half: Those of which other tensors were read; empty where no index tells.
+        reason: Why they were not looked at, for either kind.
+    """
+
+    whole: tuple[int, ...] = ()
+    half: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def hidden_layers(checkpoint: Checkpoint) -> HiddenLayers:
+    """The layers that lie in absent or unreadable shards: as the index says, or else the config's number of layers."""
+    if checkpoint.family is None or checkpoint.trunk is None or not checkpoint.has_unread_files:
+        return HiddenLayers()
+    shown = frozenset(checkpoint.layer_indices)
+    index = checkpoint.index
+    listed = _undisclosed(checkpoint) if index is None else _hidden_by_index(checkpoint, index.weight_map)
+    if checkpoint.path.name in checkpoint.containers and is_shard(checkpoint.path.name):
+        what = "was not opened"
+    elif all(container.listed for container in checkpoint.containers.values()):
+        what = "is not there"
+    else:
+        what = "is not there or cannot be read"
+    return HiddenLayers(
+        whole=tuple(sorted(listed - shown)),
+        half=tuple(sorted(listed & shown)),
+        reason=f"tensors of the layer lie in a shard that {what}",
+    )
+
+
+def _hidden_by_index(checkpoint: Checkpoint, weight_map: Mapping[str, str]) -> frozenset[int]:
+    """The layers of which the index puts a tensor into a shard whose header was not read."""
+    before, after = (re.escape(part) for part in (trunk_prefix(checkpoint) + row_of(checkpoint).layer).split("{i}"))
+    pattern = re.compile(f"{before}(0|[1-9][0-9]{{0,8}}){after}")
+    read = {name for name, container in checkpoint.containers.items() if container.listed}
+    matches = (
+        pattern.match(tensor)
+        for tensor, shard in weight_map.items()
+        if shard not in read and tensor not in checkpoint.entries
+    )
+    return frozenset(int(match[1]) for match in matches if match)
+
+
+def _undisclosed(checkpoint: Checkpoint) -> frozenset[int]:
+    """The layers that the config declares and no tensor shows."""
+    try:
+        declared = checkpoint.declared_layers
+    except DamagedCheckpoint:
+        return frozenset()
+    if declared is None or declared.value > _MOST_LAYERS:
+        return frozenset()
+    return frozenset(range(declared.value)).difference(checkpoint.layer_indices)
 
 
 def count_faults(checkpoint: Checkpoint) -> Iterator[LayerFault]:

@@ -130,6 +130,13 @@ def independent(products: Products) -> tuple[int, ...]:
     return tuple(kept)
 
 
+def one_tensor(products: Products, parent: int, other: int) -> bool:
+    """Whether two parents hold the same numbers, as well as sums of products tell; in `fitted` they count once."""
+    own, its = float(products.gram[parent, parent]), float(products.gram[other, other])
+    # 1 - cosine of two of one length is half their squared relative distance.
+    return own + its - 2 * float(products.gram[parent, other]) <= 2 * ONE_TENSOR * own
+
+
 def unlike(products: Products, parent: int) -> float:
     """How far the mix is from one parent as it stands: |mix - parent| / |mix|; infinity for a mix of zeros."""
     apart = products.mix - 2 * float(products.with_mix[parent]) + float(products.gram[parent, parent])

@@ -83,10 +83,14 @@ NO_SIGNS = FairSigns(0.0, 0)
 
 
 class OrderVerdict(StrEnum):
-    """What the weights say of the order that is declared."""
+    """What the weights of all layers together say of the order that is declared.
+
+    `NOT_AS_DECLARED`: it is rejected, and something speaks against the other one too, as where some layers lie in each.
+    """
 
     AS_DECLARED = "as declared"
     OTHER = "other order"
+    NOT_AS_DECLARED = "not as declared"
     UNDECIDABLE = "undecidable"
 
 
@@ -145,8 +149,8 @@ def fair_signs(terms: Float[Tensor, "*n"]) -> FairSigns:
 
 def judged(declared: FairSigns, other: FairSigns) -> OrderVerdict:
     """What the weights say, from what speaks against the declared order and against the other one."""
-    if declared.rejected(LEVEL) and other.noise:
-        return OrderVerdict.OTHER
+    if declared.rejected(LEVEL):
+        return OrderVerdict.OTHER if other.noise else OrderVerdict.NOT_AS_DECLARED
     if other.rejected(LEVEL) and declared.noise:
         return OrderVerdict.AS_DECLARED
     return OrderVerdict.UNDECIDABLE

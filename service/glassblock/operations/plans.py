@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
-from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES, looked_at
+from glassblock.audit.behaviour_study import FORWARD_PASSES, STATES_BYTES, looked_at, too_few
 from glassblock.checkpoint.entries import DTYPE_BITS
 from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.opened import Checkpoint
@@ -371,6 +371,8 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
         entered = text_input(checkpoint, looked_at(ids))
         once, read = _text(checkpoint, entered, None)
     except GlassblockError:  # such a model is not asked, and the report says why
+        return _planned(total, cost)
+    if too_few(looked_at(ids)) is not None:
         return _planned(total, cost)
     # At most; how many layers are suspect, and so asked about, only the audit will tell.
     states = min(STATES_BYTES, MOST_HYPOTHESES * entered.rows * entered.width * 4)

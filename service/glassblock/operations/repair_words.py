@@ -1,6 +1,5 @@
 """Edits of a checkpoint in words, and as what travels."""
 
-from itertools import islice
 from math import prod
 
 from glassblock.checkpoint.changes import Add, Cast, Change, InHeads, Put, Reorder, Shuffle, Transpose, Within
@@ -50,12 +49,11 @@ def told_edit(edit: Edit) -> RepairEdit:
 
 
 def _renamed(edit: Rename) -> str:
-    if all(edit.names.get(new) == old for old, new in edit.names.items()):
-        pairs = [f"{old} and {new}" for old, new in edit.names.items() if old < new]
-        return f"exchanged in the header: {', '.join(pairs)}"
-    told = [f"{old} to {new}" for old, new in islice(edit.names.items(), _SHOWN)]
-    more = f", and {len(edit.names) - _SHOWN} more" if len(edit.names) > _SHOWN else ""
-    return f"renamed in the header: {', '.join(told)}{more}"
+    exchanged = all(edit.names.get(new) == old for old, new in edit.names.items())
+    between, what = ("and", "exchanged") if exchanged else ("to", "renamed")
+    pairs = [f"{old} {between} {new}" for old, new in edit.names.items() if not exchanged or old < new]
+    more = f", and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
+    return f"{what} in the header: {', '.join(pairs[:_SHOWN])}{more}"
 
 
 def _changed(change: Change) -> str:

@@ -135,7 +135,11 @@ def _output_of(request: RepairRequest, outputs: Outputs) -> Path | None:
     """Where to write; None for in place and for nowhere."""
     if request.output is None:
         if not outputs.in_place and not request.dry_run:
-            raise InvalidValue("it is not said where to write", field="output", hint="Name one, or ask for a dry run.")
+            raise InvalidValue(
+                "it is not said where to write: neither `output` nor `dry_run` is given",
+                field="output",
+                hint="Give `output` the name of a new folder, or `dry_run` as true to write nothing.",
+            )
         return None
     if outputs.root is None:
         raise AccessRefused(

@@ -10,7 +10,7 @@ from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.patches import patched
 from glassblock.errors import CheckpointUnusable, GlassblockError, InvalidValue
 from glassblock.operations.store import CheckpointStore
-from glassblock.wire.audits import Finding, Report
+from glassblock.wire.audits import Coverage, Finding, Report
 from glassblock.wire.selftests import Outcome, PlantedMistake, SelftestAnswer, SelftestRequest
 
 Audited = Callable[[Checkpoint], Report]
@@ -106,18 +106,16 @@ def _tried(
     ]
     right = [finding for finding in fired if finding.rule in mistake.rules]
     named = sorted({layer for finding in right for layer in _layers_of(finding)}.intersection(planted.layers))
+    meant = [coverage for coverage in report.coverage if coverage.rule in mistake.rules]
     undecided = [
-        f"{entry.reason} (would decide: {entry.would_decide})"
-        for coverage in report.coverage
-        if coverage.rule in mistake.rules
-        for entry in coverage.undecidable
+        f"{entry.reason} (would decide: {entry.would_decide})" for coverage in meant for entry in coverage.undecidable
     ]
     if right:
         outcome, reason = _named(planted, named, undecided)
     elif fired:
         outcome, reason = "found-otherwise", None
     else:
-        outcome, reason = _unnoticed(mistake, undecided)
+        outcome, reason = why_unnoticed(mistake, meant, undecided)
     rules = tuple(dict.fromkeys(finding.rule for finding in fired))
     return _told(mistake, outcome, planted=planted.layers, named=tuple(named), fired=rules, reason=reason)
 
@@ -130,12 +128,24 @@ def _named(planted: Planted, named: Sequence[int], undecided: Sequence[str]) -> 
     return "found-in-part", f"{missed} of {len(planted.layers)} layers are not named{why}"
 
 
-def _unnoticed(mistake: Mistake, undecided: Sequence[str]) -> tuple[Outcome, str | None]:
+def why_unnoticed(mistake: Mistake, meant: Sequence[Coverage], undecided: Sequence[str]) -> tuple[Outcome, str]:
+    """What is to be said of a mistake that no rule noticed.
+
+    Args:
+        mistake: The one that was planted.
+        meant: What the rules that are meant for it looked at.
+        undecided: What they left open, in words.
+    """
     if undecided:
         return "undecidable", undecided[0]
     if mistake.decided_by is not None:
         return "undecidable", f"would decide: {mistake.decided_by}"
-    return "not-found", "no rule of this version looks for it" if RULES.keys().isdisjoint(mistake.rules) else None
+    if not meant:
+        return "not-found", "no rule of this version looks for it"
+    # Where a rule looked, it does not matter why another one, for files of another kind, did not.
+    looked = [coverage for coverage in meant if coverage.checked]
+    skipped = [entry.reason for coverage in looked or meant for entry in coverage.skipped]
+    return "not-found", skipped[0] if skipped else f"nothing that {(looked or meant)[0].rule} looks at tells it"
 
 
 def _layers_of(finding: Finding) -> Sequence[int]:

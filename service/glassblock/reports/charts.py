@@ -117,7 +117,8 @@ def linear(values: Iterable[float | None], *, whole: bool = False) -> Scale:
     low, high = _ends(values)
     if low > 0 and low < 0.4 * high:
         low = 0.0
-    room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    size, spread = max(abs(low), abs(high)), high - low
+    room = (spread if spread > 1e-9 * size else size) * 0.05 or 1.0  # closer ones are one line to the eye
     low, high = (low, high) if whole else (low if low == 0 else low - room, high + room)
     if low == high:
         high = low + 1

@@ -140,7 +140,10 @@ def _width(table: Table) -> int:
 
 def _legend(rows: Sequence[Metrics], columns: Sequence[Column]) -> str:
     drawn = any((found := _log10_p(metrics, name)) and not found[1] for metrics in rows for name in ("gate", "up"))
+    titles = {column.title for column in columns}
     lines: list[str] = []
+    if titles & {"T\ngate", "T\nup"}:
+        lines.append("T: how much of a common direction the rows have; about 1 in noise")
     if any(_number(metrics, "gate_z") is not None for metrics in rows):
         lines.append("z: how far the common direction stands out of sign draws; a gate has one, an up has none")
     if any(_log10_p(metrics, "gate") for metrics in rows):
@@ -149,7 +152,6 @@ def _legend(rows: Sequence[Metrics], columns: Sequence[Column]) -> str:
         lines.append("no layer was suspect, so no p-value was certified; --certify does it for all")
     if drawn:
         lines.append("~: from seeded sign draws, which see no p below 0.005 (-2.3); the others are certified bounds")
-    titles = {column.title for column in columns}
     if "log10 p\npaired up" in titles:
         lines.append("paired up: the up projection times down, where a true up may show")
     if "up/down\nbalance" in titles:

@@ -145,7 +145,8 @@ def _besides(report: Report) -> Iterator[str]:
 def _behaviour(report: Report) -> Iterator[str]:
     if report.behaviour is not None:
         lines = [f"- {_text(shortened(line, MESSAGE_CHARACTERS))}" for line in behaviour_lines(report.behaviour)]
-        yield _folded(_text(shortened(behaviour_title(report.behaviour), MESSAGE_CHARACTERS)), "\n".join(lines))
+        title = _text(shortened(behaviour_title(report.behaviour), MESSAGE_CHARACTERS))
+        yield _folded(title, "\n".join(lines)) if lines else title
 
 
 def _coverage(report: Report) -> Iterator[str]:

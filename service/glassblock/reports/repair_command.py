@@ -55,6 +55,7 @@ CARRIED_OUT: Mapping[str, Decided] = MappingProxyType(
         "reorder-heads": lambda finding: (
             "steps" in finding.evidence and finding.evidence.get("moved_along") is not True
         ),
+        "renumber-experts": _with("homes"),
         "add-to-gains": _with("add"),
         "transpose": lambda finding: finding.certainty != "statistical",
         "cut": _always,

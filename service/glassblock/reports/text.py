@@ -117,11 +117,11 @@ def _full(finding: Finding) -> RenderableType:
     rows = [("evidence", evidence_line(finding.evidence), "")]
     if finding.file is not None:
         rows.append(("file", finding.file + (f", byte {finding.byte:,}" if finding.byte is not None else ""), ""))
+    if finding.fix is not None:
+        rows.append(("fix", finding.fix.description, "green"))
     left = len(finding.tensors) - TENSORS_UP_TO
     names = [*finding.tensors[:TENSORS_UP_TO], *([f"and {left:,} more; the JSON report lists all"] if left > 0 else [])]
     rows.append(("tensor" if len(finding.tensors) == 1 else "tensors", "\n".join(names), ""))
-    if finding.fix is not None:
-        rows.append(("fix", finding.fix.description, "green"))
     return Group(Padding(Text(located_message(finding)), (0, 0, 0, 2)), _labelled(rows))
 
 

@@ -49,11 +49,16 @@ def facts_of(report: Report) -> str:
     verified = f" (verified: {checkpoint.verified})" if checkpoint.verified else ""
     facts = (
         "family unknown" if checkpoint.family is None else printable(checkpoint.family + verified),
-        None if checkpoint.layers is None else f"{checkpoint.layers:,} layers",
+        None if checkpoint.layers is None else _layers_there(checkpoint.layers, checkpoint.declared_layers),
         f"{checkpoint.tensors:,} tensors",
         byte_count(checkpoint.bytes),
     )
     return " · ".join(fact for fact in facts if fact is not None)
+
+
+def _layers_there(there: int, declared: int | None) -> str:
+    few = declared is not None and there < declared
+    return f"{there:,} of {declared:,} layers" if few else f"{there:,} layers"
 
 
 def verdict_sentence(report: Report) -> str:
@@ -201,13 +206,13 @@ def remembered(known: KnownFinding) -> str:
 
 
 def evidence_line(evidence: Mapping[str, Any]) -> str:
-    """What fits in a line or two: values, and groups of a few values; larger groups are left to the JSON report."""
+    """What fits in a line or two: values, and groups of a few; larger groups and lists of groups are left to JSON."""
     told: list[str] = []
     for key, value in evidence.items():
         name = key.replace("_", " ")
         if isinstance(value, dict):
             told += _small_group(name, cast("dict[str, object]", value))
-        elif value is not None:
+        elif value is not None and not _lists_groups(value):
             told.append(f"{name} {_value(value)}")
     return shortened(" · ".join(told), EVIDENCE_CHARACTERS)
 
@@ -221,6 +226,10 @@ def _small_group(name: str, group: Mapping[str, object]) -> list[str]:
     if len(group) > GROUP_UP_TO or any(isinstance(inner, dict) for inner in group.values()):
         return []
     return [f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {_value(inner)}" for key, inner in group.items())]
+
+
+def _lists_groups(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(inner, dict) for inner in cast("list[object]", value))
 
 
 def _value(value: object) -> str:

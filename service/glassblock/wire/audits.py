@@ -135,7 +135,10 @@ class AuditedCheckpoint(Answer):
     path: str
     family: str | None
     verified: str | None = None
-    layers: int | None
+    layers: Annotated[int | None, Field(description="how many the tensors show")]
+    declared_layers: Annotated[
+        int | None, Field(description="how many the config declares, or the family by default")
+    ] = None
     tensors: int
     bytes: int
 

@@ -15,6 +15,7 @@ TESTS = Path(__file__).resolve().parent
 LONG = frozenset(
     {
         "audit/test_behaviour.py",
+        "audit/test_early_findings.py",
         "audit/test_expert_gates.py",
         "audit/test_gate_screens.py",
         "audit/test_layers_without_a_network.py",

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_used_are_2_and_named(model: Path, stages: Any, tmp
         "does not exist": (tmp_path / "absent.safetensors", ["--layer", 1]),
         "holds no .safetensors file": (tmp_path / "empty", []),
         "too few for a safetensors header": (tmp_path / "torn.safetensors", ["--layer", 1]),
-        "cannot be read": (tmp_path / "nothing.safetensors", ["--layer", 1]),
+        "is empty": (tmp_path / "nothing.safetensors", ["--layer", 1]),
         "is no .safetensors file": (tmp_path / "text.txt", ["--layer", 1]),
         "is no stage": (saved(tmp_path, "odd.safetensors", {"gates": good["gate"]}), ["--layer", 1]),
         "does not say of which layer": (saved(tmp_path, "plain.safetensors", good), []),

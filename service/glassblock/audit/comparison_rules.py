@@ -158,6 +158,7 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         "between two formats is no finding.",
         report="https://github.com/ml-explore/mlx-lm/pull/1623",
         needs=("family",),
+        looks_at="layers",
         look=_offset,
     ),
     Rule(
@@ -170,6 +171,7 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         fooled_by="An engine that runs another norm than its config says.",
         report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
         needs=("family",),
+        looks_at="layers",
         look=_unasked(against=True, captures=True),
         tells_before_tensors=True,
     ),

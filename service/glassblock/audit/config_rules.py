@@ -232,6 +232,7 @@ CONFIG_RULES: tuple[Rule, ...] = (
         fooled_by="A config and tensors that are wrong together; more heads, each as much narrower.",
         report="https://github.com/QwenLM/Qwen3/issues/578",
         needs=(),
+        looks_at="tensors",
         look=_shape,
         tells_before_tensors=True,
         tells_after="layer",

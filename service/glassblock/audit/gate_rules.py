@@ -274,6 +274,7 @@ GATE_RULES: tuple[Rule, ...] = (
         fooled_by=_FOOLED_BY,
         report="https://github.com/nntrainer/nntrainer/pull/4194",
         needs=("family", "separate-gate"),
+        looks_at="layers",
         look=_swapped(fused=False),
     ),
     Rule(
@@ -286,6 +287,7 @@ GATE_RULES: tuple[Rule, ...] = (
         fooled_by=_FOOLED_BY,
         report="https://github.com/sgl-project/sglang/pull/32430",
         needs=("family", "fused-gate"),
+        looks_at="layers",
         look=_swapped(fused=True),
     ),
     Rule(
@@ -303,6 +305,7 @@ GATE_RULES: tuple[Rule, ...] = (
         fooled_by="A layout that is not among those tried: then nothing fits, and the layer is undecidable.",
         report="https://github.com/NVIDIA-NeMo/Automodel/pull/1324",
         needs=("family", "fused-gate"),
+        looks_at="layers",
         look=_relaid,
     ),
     Rule(
@@ -319,6 +322,7 @@ GATE_RULES: tuple[Rule, ...] = (
         fooled_by="A layer that was trained otherwise than all the others, or hardly at all: hence a warning.",
         report="https://github.com/nntrainer/nntrainer/pull/4194",
         needs=("family", "gate"),
+        looks_at="layers",
         look=_mispaired,
     ),
 )

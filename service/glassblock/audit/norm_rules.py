@@ -185,6 +185,7 @@ NORM_RULES: tuple[Rule, ...] = (
         fooled_by="Two norms of one layer exchanged: both names are there. A norm that was never trained on purpose.",
         report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4200",
         needs=("family",),
+        looks_at="layers",
         look=_role,
         tells_before_tensors=True,
         tells_after="layer",
@@ -200,6 +201,7 @@ NORM_RULES: tuple[Rule, ...] = (
         fooled_by="Rows so large that every candidate gives the same bits; then it is undecidable.",
         report="https://github.com/ggml-org/llama.cpp/pull/2384",
         needs=("family",),
+        looks_at="layers",
         look=_eps_mismatch,
     ),
     Rule(
@@ -213,6 +215,7 @@ NORM_RULES: tuple[Rule, ...] = (
         fooled_by="Gains that are short numbers on purpose.",
         report="https://github.com/google/gemma_pytorch/pull/37",
         needs=("family",),
+        looks_at="layers",
         look=_precision,
         tells_after="layer",
     ),

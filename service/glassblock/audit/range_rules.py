@@ -266,6 +266,7 @@ NEURON_RULES: tuple[Rule, ...] = (
         fooled_by="A model pruned without a word in its config.",
         report="https://github.com/neuralmagic/sparseml/issues/553",
         needs=("family",),
+        looks_at="layers",
         look=_dead,
         tells_after="layer",
     ),
@@ -284,6 +285,7 @@ RANGE_RULES: tuple[Rule, ...] = (
         "Captured tensors would tell.",
         report="https://github.com/huggingface/transformers/issues/9295",
         needs=("family",),
+        looks_at="layers",
         look=_overflow,
     ),
     Rule(

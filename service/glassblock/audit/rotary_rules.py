@@ -114,6 +114,7 @@ ROTARY_RULES: tuple[Rule, ...] = (
         "A reference tells both. Latent attention and norms that subtract a mean are refused.",
         report="https://github.com/huggingface/transformers/pull/31788",
         needs=("family",),
+        looks_at="layers",
         look=_look,
     ),
 )

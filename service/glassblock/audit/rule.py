@@ -34,23 +34,8 @@ class Checked:
 
 Outcome = Found | Checked | Undecidable | Skipped
 
-_OF_ALL_TENSORS = frozenset(
-    {
-        "config/shape",
-        "ffn/missing-bias",
-        "ffn/missing-tensor",
-        "moe/experts-missing",
-        "quant/scale-missing",
-        "tensor/all-zero",
-        "tensor/duplicate",
-        "tensor/empty",
-        "tensor/non-finite",
-    }
-)
-"""Rules that look at whatever a layer holds: of one that is there in part they have not looked at all."""
-
-_OF_LAYERS = ("attention/", "ffn/", "moe/", "norm/", "quant/", "range/fp16-overflow")
-"""What the names of the other rules begin with that look at each layer."""
+LooksAt = Literal["checkpoint", "layers", "tensors"]
+"""What a rule looks at one by one: see `Rule.looks_at`."""
 
 TellsAfter = Literal["tensor", "layer", "all"]
 """What of a checkpoint a rule has to see: see `Rule.tells_after`."""
@@ -76,6 +61,8 @@ class Rule:
         tells_after: Of what it has to see every number so that a finding stands whatever the rest holds: one tensor
             alone, one layer alone, or all tensors. It is then shown these and nothing else, and what the report tells
             of several in one finding is told of each; a tensor outside the layers is shown alone.
+        looks_at: Each layer, or whatever a layer holds (of one that is there in part it has not looked at all), or
+            neither: files, or the checkpoint as a whole.
     """
 
     name: str
@@ -90,6 +77,7 @@ class Rule:
     look: Callable[[Evidence], Iterable[Outcome]]
     tells_before_tensors: bool = False
     tells_after: TellsAfter = "all"
+    looks_at: LooksAt = "checkpoint"
 
 
 def apply_rule(rule: Rule, evidence: Evidence) -> tuple[tuple[Finding, ...], Coverage]:
@@ -131,8 +119,8 @@ def _skipped(rule: Rule, evidence: Evidence, outcomes: Sequence[Outcome]) -> Ite
     owed = {skip.layer for skip in told if skip.layer is not None} - {skip.layer for skip in kept}
     # A rule that asked nothing of any layer has said why.
     if any(isinstance(outcome, Checked) and outcome.count for outcome in outcomes) or owed:
-        owed.update(hidden.half if rule.name in _OF_ALL_TENSORS else ())
-        owed.update(hidden.whole if rule.name in _OF_ALL_TENSORS or rule.name.startswith(_OF_LAYERS) else ())
+        owed.update(hidden.half if rule.looks_at == "tensors" else ())
+        owed.update(hidden.whole if rule.looks_at != "checkpoint" else ())
     open_ = {outcome.layer for outcome in outcomes if isinstance(outcome, Undecidable)} | {skip.layer for skip in kept}
     yield from (Skipped(layer=layer, reason=hidden.reason) for layer in sorted(owed - open_))
 

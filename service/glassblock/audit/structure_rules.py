@@ -6,7 +6,7 @@ from dataclasses import replace
 from glassblock.audit.equal_projections import equal_projections
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.repeated_layers import repeated_layers
-from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.audit.rule import Checked, Found, LooksAt, Outcome, Rule
 from glassblock.checkpoint.entries import Container
 from glassblock.checkpoint.opened import Fault
 from glassblock.wire.audits import Certainty, Fix, Level, Skipped, Undecidable
@@ -136,9 +136,10 @@ def _rule(
     level: Level = "error",
     certainty: Certainty = "proved",
     tells_before_tensors: bool = True,
+    looks_at: LooksAt = "checkpoint",
 ) -> Rule:
-    url = f"https://github.com/{report}"
-    return Rule(name, level, certainty, what, hurts, detection, fooled_by, url, (), look, tells_before_tensors)
+    shown = (what, hurts, detection, fooled_by, f"https://github.com/{report}")
+    return Rule(name, level, certainty, *shown, (), look, tells_before_tensors, looks_at=looks_at)
 
 
 _PARSED = "An own parser reads length, header and offsets, and believes none of them."
@@ -283,4 +284,5 @@ DUPLICATE_RULE = _rule(
     "all others; nor single tensors of another layer.",
     report="huggingface/huggingface_hub/issues/4725",
     tells_before_tensors=False,
+    looks_at="tensors",
 )

@@ -6,7 +6,7 @@ from glassblock.audit.evidence import Evidence, Need
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
 from glassblock.audit.neuron_numbers import NeuronNumbers
 from glassblock.audit.odd_and_right import counts_nothing, is_open_bound, zeros_by_design
-from glassblock.audit.rule import Checked, Found, Outcome, Rule, TellsAfter
+from glassblock.audit.rule import Checked, Found, LooksAt, Outcome, Rule, TellsAfter
 from glassblock.audit.unrouted import unrouted, unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
@@ -306,6 +306,7 @@ def _rule(
     needs: tuple[Need, ...] = (),
     tells_before_tensors: bool = False,
     tells_after: TellsAfter = "all",
+    looks_at: LooksAt = "checkpoint",
 ) -> Rule:
     return Rule(
         name,
@@ -320,6 +321,7 @@ def _rule(
         look,
         tells_before_tensors,
         tells_after,
+        looks_at,
     )
 
 
@@ -333,6 +335,7 @@ TENSOR_RULES: tuple[Rule, ...] = (
         "and masks, told by their names, are noted only.",
         fooled_by="Scales that turn finite stored numbers into infinite ones.",
         report="ICTMCG/Make-Your-Anchor/issues/9",
+        looks_at="tensors",
         tells_after="tensor",
     ),
     _rule(
@@ -344,6 +347,7 @@ TENSOR_RULES: tuple[Rule, ...] = (
         "row describes, the model may have none of something, such as register tokens: a note.",
         fooled_by="Markers without content; the one in common use is known and let pass.",
         report="sediment1024/PhysRAG/issues/3",
+        looks_at="tensors",
         tells_before_tensors=True,
     ),
     _rule(
@@ -357,6 +361,7 @@ TENSOR_RULES: tuple[Rule, ...] = (
         "differ from it in a number of the name are zeros as well.",
         fooled_by="Weights that were pruned away on purpose: hence a warning, not an error.",
         report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
+        looks_at="tensors",
         level="warning",
         certainty="risk",
         tells_after="layer",
@@ -372,6 +377,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         detection="The family's names are looked up for every layer, for the embedding too.",
         fooled_by="A config that names the wrong family of two with like names.",
         report="NVIDIA/Megatron-LM/issues/5844",
+        looks_at="tensors",
         needs=("family",),
         tells_before_tensors=True,
     ),
@@ -383,6 +389,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         detection="Declaration (config, else family) against presence, per projection.",
         fooled_by="A config whose flag is meant for attention only.",
         report="paiml/entrenar/issues/258",
+        looks_at="tensors",
         needs=("family",),
         tells_before_tensors=True,
     ),
@@ -394,6 +401,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         detection="Presence against declaration, and whether all its numbers are zero.",
         fooled_by="Biases under names of another dialect.",
         report="vllm-project/vllm/pull/39666",
+        looks_at="layers",
         needs=("family",),
         tells_after="layer",
     ),
@@ -406,6 +414,7 @@ MISSING_RULES: tuple[Rule, ...] = (
         "are as before training, where those of most layers are not.",
         fooled_by="A base model saved under another prefix. A final norm whose gains were multiplied into the head.",
         report="sgl-project/sglang/pull/32279",
+        looks_at="layers",
         needs=("family",),
         tells_before_tensors=True,
     ),

@@ -57,8 +57,8 @@ def assert_checkpoint_ok(
     """
     __tracebackhide__ = True
     from glassblock.errors import InvalidValue  # noqa: PLC0415  see the top
+    from glassblock.reports import REPORTS  # noqa: PLC0415
     from glassblock.reports.baseline import compared, read_baseline  # noqa: PLC0415
-    from glassblock.reports.text import render_text  # noqa: PLC0415
 
     from glassblock_client.cli.audit import FAILING, exit_status  # noqa: PLC0415
     from glassblock_client.cli.family import read_family_row  # noqa: PLC0415
@@ -76,7 +76,7 @@ def assert_checkpoint_ok(
     if known is not None:
         report = compared(report, known, name=str(baseline))
     if exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive) != 0:
-        raise AssertionError(f"{path}\n\n{render_text(report, width=COLUMNS)}")
+        raise AssertionError(f"{path}\n\n{REPORTS['text'].render(report, width=COLUMNS)}")
     return report
 
 

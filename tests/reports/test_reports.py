@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from glassblock import reports
-from glassblock.reports import REPORTS, layer_table, page, ranges, text, wording
+from glassblock.reports import REPORTS, ReportFormat, layer_table, page, ranges, text, wording
 from glassblock.reports.ranges import layer_ranges
+from glassblock.reports.shown import PLAIN, Shown
 from glassblock.reports.wording import byte_count
 from glassblock.wire import printable as printable_module
 from glassblock.wire.audits import Coverage, Finding, Fix, LayerMetrics, Report, Skipped, Undecidable
@@ -40,11 +40,19 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 def test_every_row_is_named_after_its_key_and_keeps_the_signature():
     assert set(REPORTS) == {"text", "json", "sarif", "junit", "markdown", "html"}
-    signature = inspect.signature(reports.Render.__call__)
     for name, row in REPORTS.items():
         assert row.name == name
         assert "/" in row.media_type
-        assert list(inspect.signature(row.render).parameters) == list(signature.parameters)[1:]
+        assert inspect.signature(row.written) == inspect.signature(REPORTS["text"].written)
+
+
+def test_a_row_is_rendered_as_it_is_to_be_shown():
+    said = {
+        parameter.name: parameter.default for parameter in inspect.signature(REPORTS["text"].render).parameters.values()
+    }
+    assert {name: said[name] for name in vars(PLAIN)} == vars(PLAIN)
+    row = ReportFormat("seen", "text/plain", lambda _, shown: repr(shown))
+    assert row.render(report(), width=9, colour=True, asked="a", rules=None) == repr(Shown(9, True, "a", None))
 
 
 @pytest.mark.parametrize("module", [ranges, printable_module, text, page, layer_table, wording])
@@ -54,7 +62,7 @@ def test_docstrings_show_what_happens(module):
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("row", REPORTS.values(), ids=list(REPORTS))
-def test_every_report_can_be_had_in_every_format(row: reports.ReportFormat, name: str):
+def test_every_report_can_be_had_in_every_format(row: ReportFormat, name: str):
     told = row.render(MAKERS[name]())
     assert told.endswith("\n")
     assert "\x1b" not in told

@@ -10,6 +10,7 @@ import pytest
 from glassblock.operations.tables import rules as rule_table
 from glassblock.reports.baseline import fingerprint
 from glassblock.reports.sarif import render_sarif
+from glassblock.reports.shown import Shown
 from glassblock.wire.audits import Coverage, Report
 from glassblock.wire.tables import RuleList
 from jsonschema import Draft7Validator
@@ -34,7 +35,7 @@ def validator() -> Draft7Validator:
 
 
 def run_of(made: Report, rules: RuleList | None = None) -> dict[str, Any]:
-    log = json.loads(render_sarif(made, rules=rules))
+    log = json.loads(render_sarif(made, Shown(rules=rules)))
     errors = [f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator().iter_errors(log)]
     assert errors == []
     return log["runs"][0]

@@ -10,7 +10,7 @@ from typing import Annotated, cast
 
 import typer
 from glassblock.errors import ServiceUnavailable
-from glassblock.reports.text import render_text
+from glassblock.reports import REPORTS
 from glassblock.wire.audits import Report
 
 from glassblock_client.cli.connection import DeviceOption, connected
@@ -64,7 +64,7 @@ def demo(
 
 
 def _tell(title: str, report: Report) -> None:
-    sys.stdout.write(f"{title}\n\n{render_text(report, width=columns(), colour=coloured())}\n")
+    sys.stdout.write(f"{title}\n\n{REPORTS['text'].render(report, width=columns(), colour=coloured())}\n")
 
 
 def _names_only(report: Report, layer: int) -> bool:

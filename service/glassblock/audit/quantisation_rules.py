@@ -181,7 +181,6 @@ QUANTISATION_RULES: tuple[Rule, ...] = (
         "(448, 240, 57,344, 6), or all are whole numbers up to at least 7. A trained weight leaves each grid at once.",
         fooled_by="A table of whole numbers that is meant so. Codes that were rounded again on the way.",
         report="https://github.com/ModelCloud/GPTQModel/pull/2827",
-        needs=(),
         looks_at="layers",
         look=_unapplied,
         tells_after="tensor",

@@ -54,8 +54,8 @@ class Rule:
         detection: How it is found.
         fooled_by: What would deceive it.
         report: A public report where it happened.
-        needs: Evidence without which it is skipped.
         look: Evidence in, outcomes out; it reads no file and changes nothing.
+        needs: Evidence without which it is skipped.
         tells_before_tensors: Whether what it finds with names, shapes and config alone stands whatever the tensors
             hold. It may find more in them.
         tells_after: Of what it has to see every number so that a finding stands whatever the rest holds: one tensor
@@ -73,8 +73,8 @@ class Rule:
     detection: str
     fooled_by: str
     report: str
-    needs: tuple[Need, ...]
     look: Callable[[Evidence], Iterable[Outcome]]
+    needs: tuple[Need, ...] = ()
     tells_before_tensors: bool = False
     tells_after: TellsAfter = "all"
     looks_at: LooksAt = "checkpoint"

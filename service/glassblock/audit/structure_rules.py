@@ -1,15 +1,15 @@
 """Rules about files: containers, the index, and tensors that lie there twice. All but the last need headers only."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from glassblock.audit.equal_projections import equal_projections
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.repeated_layers import repeated_layers
-from glassblock.audit.rule import Checked, Found, LooksAt, Outcome, Rule
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.checkpoint.entries import Container
 from glassblock.checkpoint.opened import Fault
-from glassblock.wire.audits import Certainty, Fix, Level, Skipped, Undecidable
+from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 _MOST_NAMES = 1000
 
@@ -124,155 +124,168 @@ def _duplicates(evidence: Evidence) -> Iterator[Outcome]:
         yield Checked(len(evidence.checkpoint.entries))
 
 
-def _rule(
-    name: str,
-    look: Callable[[Evidence], Iterable[Outcome]],
-    *,
-    what: str,
-    hurts: str,
-    detection: str,
-    fooled_by: str,
-    report: str,
-    level: Level = "error",
-    certainty: Certainty = "proved",
-    tells_before_tensors: bool = True,
-    looks_at: LooksAt = "checkpoint",
-) -> Rule:
-    shown = (what, hurts, detection, fooled_by, f"https://github.com/{report}")
-    return Rule(name, level, certainty, *shown, (), look, tells_before_tensors, looks_at=looks_at)
-
-
 _PARSED = "An own parser reads length, header and offsets, and believes none of them."
 
 CONTAINER_RULES: tuple[Rule, ...] = (
-    _rule(
+    Rule(
         "container/truncated",
-        _container_rule("truncated", "fetch-again"),
+        "error",
+        "proved",
         what="A file ends before the tensors that its header describes, or parts of it cannot be read from the disk.",
         hurts="Some loaders refuse the file, others read what lies behind it in memory.",
         detection=f"{_PARSED} The last byte of the last tensor lies past the end of the file. A file that is cut, or "
         "fails to be read, during the audit is told too; one that is replaced meanwhile ends the audit.",
         fooled_by="A file cut and filled up again with other bytes has the right length.",
-        report="lyogavin/airllm/issues/137",
+        report="https://github.com/lyogavin/airllm/issues/137",
+        look=_container_rule("truncated", "fetch-again"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "container/trailing-bytes",
-        _container_rule("trailing-bytes", "cut"),
+        "error",
+        "proved",
         what="Bytes follow the last tensor.",
         hurts="The file loads in one program and is refused by another; it may hide a second file.",
         detection=f"{_PARSED} The file goes on after the last byte of the last tensor.",
         fooled_by="Nothing: the format has no room for such bytes.",
-        report="Comfy-Org/ComfyUI/issues/15602",
+        report="https://github.com/Comfy-Org/ComfyUI/issues/15602",
+        look=_container_rule("trailing-bytes", "cut"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "container/overlap",
-        _container_rule("overlap", "write-again"),
+        "error",
+        "proved",
         what="Two tensors share bytes.",
         hurts="One tensor's numbers stand in for another's, without an error in loaders that check each by itself.",
         detection=f"{_PARSED} Sorted by offset, a tensor begins before the one ahead of it ends.",
         fooled_by="Nothing: tied tensors are written once in this format, not as two views.",
-        report="ohdearquant/lattice/issues/752",
+        report="https://github.com/ohdearquant/lattice/issues/752",
+        look=_container_rule("overlap", "write-again"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "container/hole",
-        _container_rule("hole", "write-again"),
+        "error",
+        "proved",
         what="Bytes between two tensors belong to none.",
         hurts="Strict loaders refuse the file; the gap may carry anything.",
         detection=f"{_PARSED} Sorted by offset, a tensor begins after the one ahead of it has ended.",
         fooled_by="A tensor whose description was refused leaves a gap too; then this rule keeps silent.",
-        report="antirez/h3.c/pull/48",
+        report="https://github.com/antirez/h3.c/pull/48",
+        look=_container_rule("hole", "write-again"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "container/header",
-        _container_rule("header", "write-again"),
+        "error",
+        "proved",
         what="A header, index or config that cannot be read, or a description that contradicts itself.",
         hurts="A loader that trusts a shape and another one that trusts the offsets read different numbers.",
         detection=f"{_PARSED} JSON is strict and bounded; dtype, shape and offsets of each tensor must agree.",
         fooled_by="A header that is wrong and consistent.",
-        report="ml-explore/mlx/issues/3363",
+        report="https://github.com/ml-explore/mlx/issues/3363",
+        look=_container_rule("header", "write-again"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "container/not-safetensors",
-        _container_rule("not-safetensors", "fetch-again"),
+        "error",
+        "proved",
         what="A file named .safetensors holds something else: a pickle, an LFS pointer, a web page, nothing; or "
         "it is a link that leads nowhere.",
         hurts="Loaders stop with words about a header that is too large.",
         detection="The first bytes are compared with what else is found under that name. Pickles are never opened.",
         fooled_by="Foreign content that happens to begin with a small length and a brace.",
-        report="microsoft/OmniParser/issues/34",
+        report="https://github.com/microsoft/OmniParser/issues/34",
+        look=_container_rule("not-safetensors", "fetch-again"),
+        tells_before_tensors=True,
     ),
 )
 
 _JOINED = "The index is joined with the headers of its shards, both ways."
 
 INDEX_RULES: tuple[Rule, ...] = (
-    _rule(
+    Rule(
         "index/missing-shard",
-        _index_rule("missing-shard", "fetch"),
+        "error",
+        "proved",
         what="A shard that the index names, or that the numbers in the other names promise, is absent, or is a link "
         "that leads nowhere.",
         hurts="Its tensors stay at their initial values where a loader does not insist.",
         detection=_JOINED,
         fooled_by="Nothing.",
-        report="sgl-project/sglang/pull/32279",
+        report="https://github.com/sgl-project/sglang/pull/32279",
+        look=_index_rule("missing-shard", "fetch"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "index/missing-tensor",
-        _index_rule("missing-tensor", "convert-again"),
+        "error",
+        "proved",
         what="The index lists a tensor that no shard holds.",
         hurts="The tensor is initialised at random, or loading fails late.",
         detection=_JOINED,
         fooled_by="An index that forgot the tensor as well: then only the family can miss it.",
-        report="huggingface/huggingface_hub/issues/4725",
+        report="https://github.com/huggingface/huggingface_hub/issues/4725",
+        look=_index_rule("missing-tensor", "convert-again"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "index/unlisted-tensor",
-        _unlisted,
+        "warning",
+        "conflict",
         what="A shard holds a tensor that the index does not list, or numbered shards have no index at all.",
         hurts="A loader that follows the index never reads it, or refuses the directory; one that reads whole shards "
         "does.",
         detection=f"{_JOINED} A warning, not an error: the bytes are sound and most loaders read whole shards.",
         fooled_by="Weight files beside the indexed ones that belong to something else; they are only noted.",
-        report="huggingface/huggingface_hub/pull/4728",
-        level="warning",
-        certainty="conflict",
+        report="https://github.com/huggingface/huggingface_hub/pull/4728",
+        look=_unlisted,
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "index/wrong-shard",
-        _index_rule("wrong-shard", "correct-index"),
+        "error",
+        "proved",
         what="The index puts a tensor into one shard, and it lies in another.",
         hurts="A loader that opens only the shard named does not find it.",
         detection=_JOINED,
         fooled_by="Nothing.",
-        report="huggingface/huggingface_hub/pull/4740",
+        report="https://github.com/huggingface/huggingface_hub/pull/4740",
+        look=_index_rule("wrong-shard", "correct-index"),
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "index/total-size",
-        _total_size,
+        "note",
+        "risk",
         what="The total_size of the index is not the sum of the tensors' bytes.",
         hurts="Memory planners and parameter counts believe it; the weights do not depend on it.",
         detection=f"{_JOINED} A note: writers are known that sum up whole files, headers included.",
         fooled_by="Two errors that cancel.",
-        report="ml-explore/mlx-examples/pull/413",
-        level="note",
-        certainty="risk",
+        report="https://github.com/ml-explore/mlx-examples/pull/413",
+        look=_total_size,
+        tells_before_tensors=True,
     ),
-    _rule(
+    Rule(
         "index/two-weight-sets",
-        _two_sets,
+        "note",
+        "risk",
         what="Two complete sets of weights lie in one directory.",
         hurts="Loaders differ in which they take, and a stale set looks like the real one.",
         detection="Files are grouped by their numbering; a set that is not in use and large enough to be one is told.",
         fooled_by="Publishers who ship a second format on purpose: hence a note.",
-        report="vllm-project/vllm/issues/4989",
-        level="note",
-        certainty="risk",
+        report="https://github.com/vllm-project/vllm/issues/4989",
+        look=_two_sets,
+        tells_before_tensors=True,
     ),
 )
 
-DUPLICATE_RULE = _rule(
+DUPLICATE_RULE = Rule(
     "tensor/duplicate",
-    _duplicates,
+    "error",
+    "proved",
     what="One tensor lies in several files, or two projections of one module, or two layers, are the same.",
     hurts="With different contents, which one counts depends on the order in which a loader reads. Where gate is up, "
     "or keys are values, or one layer is the next, what one of them had learnt is lost.",
@@ -282,7 +295,7 @@ DUPLICATE_RULE = _rule(
     "every matrix is another's are a note: models are deepened so on purpose.",
     fooled_by="Layers are not told where each is another's, as in families that share them, or in a layer copied over "
     "all others; nor single tensors of another layer.",
-    report="huggingface/huggingface_hub/issues/4725",
-    tells_before_tensors=False,
+    report="https://github.com/huggingface/huggingface_hub/issues/4725",
+    look=_duplicates,
     looks_at="tensors",
 )

@@ -1,19 +1,19 @@
 """Rules about the numbers of tensors, and about tensors that a family needs and does not get."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from glassblock.audit.evidence import Evidence, Need
+from glassblock.audit.evidence import Evidence
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
 from glassblock.audit.neuron_numbers import NeuronNumbers
 from glassblock.audit.odd_and_right import counts_nothing, is_open_bound, zeros_by_design
-from glassblock.audit.rule import Checked, Found, LooksAt, Outcome, Rule, TellsAfter
+from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.unrouted import unrouted, unrouted_tensors
 from glassblock.audit.values import coordinates
 from glassblock.checkpoint.fitting import LayerFaultKind
 from glassblock.checkpoint.layer_parts import Expert
 from glassblock.numerics.norms import norm_kind_named
 from glassblock.numerics.wiring import Placement
-from glassblock.wire.audits import Certainty, Fix, Level, Skipped
+from glassblock.wire.audits import Fix, Skipped
 
 # A marker without content that some exporters put into files of 8-bit weights.
 _MARKERS = frozenset({"scaled_fp8"})
@@ -292,67 +292,39 @@ def _final_norm(evidence: Evidence) -> Iterator[Outcome]:
         )
 
 
-def _rule(
-    name: str,
-    look: Callable[[Evidence], Iterable[Outcome]],
-    *,
-    what: str,
-    hurts: str,
-    detection: str,
-    fooled_by: str,
-    report: str,
-    level: Level = "error",
-    certainty: Certainty = "proved",
-    needs: tuple[Need, ...] = (),
-    tells_before_tensors: bool = False,
-    tells_after: TellsAfter = "all",
-    looks_at: LooksAt = "checkpoint",
-) -> Rule:
-    return Rule(
-        name,
-        level,
-        certainty,
-        what,
-        hurts,
-        detection,
-        fooled_by,
-        f"https://github.com/{report}",
-        needs,
-        look,
-        tells_before_tensors,
-        tells_after,
-        looks_at,
-    )
-
-
 TENSOR_RULES: tuple[Rule, ...] = (
-    _rule(
+    Rule(
         "tensor/non-finite",
-        _non_finite,
+        "error",
+        "proved",
         what="A tensor holds NaN or infinity.",
         hurts="One such number spreads to every output that depends on it.",
         detection="Every number of every tensor is read; the first place and the count are told. Infinite bounds "
         "and masks, told by their names, are noted only.",
         fooled_by="Scales that turn finite stored numbers into infinite ones.",
-        report="ICTMCG/Make-Your-Anchor/issues/9",
+        report="https://github.com/ICTMCG/Make-Your-Anchor/issues/9",
+        look=_non_finite,
         looks_at="tensors",
         tells_after="tensor",
     ),
-    _rule(
+    Rule(
         "tensor/empty",
-        _empty,
+        "error",
+        "proved",
         what="A tensor has no element.",
         hurts="The parameter was never saved; a loader that does not insist keeps its initial values.",
         detection="An axis of length zero in the header. Where it stands behind another axis, in a tensor that no "
         "row describes, the model may have none of something, such as register tokens: a note.",
         fooled_by="Markers without content; the one in common use is known and let pass.",
-        report="sediment1024/PhysRAG/issues/3",
-        looks_at="tensors",
+        report="https://github.com/sediment1024/PhysRAG/issues/3",
+        look=_empty,
         tells_before_tensors=True,
+        looks_at="tensors",
     ),
-    _rule(
+    Rule(
         "tensor/all-zero",
-        _all_zero,
+        "warning",
+        "risk",
         what="Every number of a weight or of a norm's gain is zero.",
         hurts="The branch behind it contributes nothing, which looks like a slightly worse model.",
         detection="Every number is read. Biases, adapters that start at zero, buffers, gains of 1 + w and "
@@ -360,62 +332,69 @@ TENSOR_RULES: tuple[Rule, ...] = (
         "else in it is zero, it is noted only; so is a router, or a tensor that no row describes, where all that "
         "differ from it in a number of the name are zeros as well.",
         fooled_by="Weights that were pruned away on purpose: hence a warning, not an error.",
-        report="NVIDIA-NeMo/Megatron-Bridge/issues/4200",
+        report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4200",
+        look=_all_zero,
         looks_at="tensors",
-        level="warning",
-        certainty="risk",
         tells_after="layer",
     ),
 )
 
 MISSING_RULES: tuple[Rule, ...] = (
-    _rule(
+    Rule(
         "ffn/missing-tensor",
-        misfit_look("missing-tensor"),
+        "error",
+        "proved",
         what="A weight that the family has is in no file.",
         hurts="Loaders that do not insist initialise it at random.",
         detection="The family's names are looked up for every layer, for the embedding too.",
         fooled_by="A config that names the wrong family of two with like names.",
-        report="NVIDIA/Megatron-LM/issues/5844",
-        looks_at="tensors",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/5844",
         needs=("family",),
+        look=misfit_look("missing-tensor"),
         tells_before_tensors=True,
+        looks_at="tensors",
     ),
-    _rule(
+    Rule(
         "ffn/missing-bias",
-        misfit_look("missing-bias"),
+        "error",
+        "proved",
         what="A bias that config or family declares is in no file.",
         hurts="It is taken as zero or as random numbers, depending on the loader.",
         detection="Declaration (config, else family) against presence, per projection.",
         fooled_by="A config whose flag is meant for attention only.",
-        report="paiml/entrenar/issues/258",
-        looks_at="tensors",
+        report="https://github.com/paiml/entrenar/issues/258",
         needs=("family",),
+        look=misfit_look("missing-bias"),
         tells_before_tensors=True,
+        looks_at="tensors",
     ),
-    _rule(
+    Rule(
         "ffn/undeclared-bias",
-        _undeclared_bias,
+        "error",
+        "proved",
         what="A bias is in the file that neither config nor family declares.",
         hurts="Loaders drop it. One that is all zeros is noted only.",
         detection="Presence against declaration, and whether all its numbers are zero.",
         fooled_by="Biases under names of another dialect.",
-        report="vllm-project/vllm/pull/39666",
-        looks_at="layers",
+        report="https://github.com/vllm-project/vllm/pull/39666",
         needs=("family",),
+        look=_undeclared_bias,
+        looks_at="layers",
         tells_after="layer",
     ),
-    _rule(
+    Rule(
         "norm/final-missing",
-        _final_norm,
+        "error",
+        "proved",
         what="The norm after the last layer is in no file, or was never written.",
         hurts="The head receives hidden states of another scale: the ranking of tokens changes.",
         detection="The family's name of it is looked up; families without one are let pass. A warning: all its gains "
         "are as before training, where those of most layers are not.",
         fooled_by="A base model saved under another prefix. A final norm whose gains were multiplied into the head.",
-        report="sgl-project/sglang/pull/32279",
-        looks_at="layers",
+        report="https://github.com/sgl-project/sglang/pull/32279",
         needs=("family",),
+        look=_final_norm,
         tells_before_tensors=True,
+        looks_at="layers",
     ),
 )

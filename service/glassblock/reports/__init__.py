@@ -4,43 +4,18 @@ A format reads the wire's `Report` and returns text. It asks nothing of the chec
 does not find in the report it cannot show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from glassblock.reports.html import render_html
 from glassblock.reports.json import render_json
 from glassblock.reports.junit import render_junit
 from glassblock.reports.markdown import render_markdown
 from glassblock.reports.sarif import render_sarif
+from glassblock.reports.shown import Shown
 from glassblock.reports.text import render_text
 from glassblock.wire.audits import Report
 from glassblock.wire.tables import RuleList
-
-
-class Render(Protocol):
-    """What a format does."""
-
-    def __call__(
-        self,
-        report: Report,
-        *,
-        width: int = 80,
-        colour: bool = False,
-        asked: str | None = None,
-        rules: RuleList | None = None,
-    ) -> str:
-        """Report in, text out, with a newline at its end.
-
-        Args:
-            report: of an audit that ended.
-            width: columns of a line, for formats that have lines.
-            colour: whether a terminal's escape sequences may be used.
-            asked: the arguments that `glassblock fix` needs to repair what was found, as a shell reads them; the
-                checkpoint as the report names it when left out.
-            rules: of the service, for a format whose row `explains` them.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -49,8 +24,28 @@ class ReportFormat:
 
     name: str
     media_type: str
-    render: Render
+    written: Callable[[Report, Shown], str]
     explains: bool = False
+
+    def render(
+        self,
+        report: Report,
+        *,
+        width: int = 80,
+        colour: bool = False,
+        asked: str | None = None,
+        rules: RuleList | None = None,
+    ) -> str:
+        """Report in, text out, with a newline at its end. The arguments are those of `Shown`.
+
+        Args:
+            report: of an audit that ended.
+            width: columns of a line.
+            colour: whether a terminal's escape sequences may be used.
+            asked: the arguments that `glassblock fix` needs to repair what was found.
+            rules: of the service, for a format whose row `explains` them.
+        """
+        return self.written(report, Shown(width, colour, asked, rules))
 
 
 REPORTS: Mapping[str, ReportFormat] = {

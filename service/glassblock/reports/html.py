@@ -14,6 +14,7 @@ from glassblock.reports.charts import legend
 from glassblock.reports.html_style import STYLE
 from glassblock.reports.layer_charts import charts_of, number_of
 from glassblock.reports.repair_command import repair_sentence
+from glassblock.reports.shown import PLAIN, Shown
 from glassblock.reports.wording import (
     Question,
     asked_in_part,
@@ -34,7 +35,6 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Finding, KnownFinding, LayerMetrics, ReferenceSummary, Report
 from glassblock.wire.printable import printable
-from glassblock.wire.tables import RuleList
 
 OPEN_UP_TO = 3
 """Findings of one rule whose details lie open."""
@@ -63,16 +63,8 @@ _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
 
 
-def render_html(
-    report: Report,
-    *,
-    width: int = 80,
-    colour: bool = False,
-    asked: str | None = None,
-    rules: RuleList | None = None,
-) -> str:
+def render_html(report: Report, shown: Shown = PLAIN) -> str:
     """A whole page."""
-    del width, colour, rules
     return "".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
@@ -81,7 +73,7 @@ def render_html(
             '<meta name="referrer" content="no-referrer">\n',
             f"<title>{_text(report.verdict)}: {_text(report.checkpoint.path)} - Glassblock</title>\n",
             f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n",
-            *_sections(report, asked),
+            *_sections(report, shown.asked),
             "</main>\n</body>\n</html>\n",
         )
     )

@@ -8,6 +8,7 @@ printed. Known findings, open questions and what was not looked for are skipped,
 from collections.abc import Iterator
 from xml.etree import ElementTree as Xml
 
+from glassblock.reports.shown import PLAIN, Shown
 from glassblock.reports.wording import (
     Question,
     asked_in_part,
@@ -20,21 +21,12 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Coverage, Finding, Report
 from glassblock.wire.printable import printable
-from glassblock.wire.tables import RuleList
 
 TENSORS_UP_TO = 20
 
 
-def render_junit(
-    report: Report,
-    *,
-    width: int = 80,
-    colour: bool = False,
-    asked: str | None = None,
-    rules: RuleList | None = None,
-) -> str:
+def render_junit(report: Report, shown: Shown = PLAIN) -> str:  # noqa: ARG001  the shape of a format
     """A `testsuites` document."""
-    del width, colour, asked, rules
     covered = {row.rule: row for row in report.coverage}
     for finding in report.findings:
         covered.setdefault(finding.rule, Coverage(rule=finding.rule, checked=0))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from glassblock.reports.behaviour_lines import behaviour_lines, behaviour_title
 from glassblock.reports.repair_command import repair_sentence
+from glassblock.reports.shown import PLAIN, Shown
 from glassblock.reports.wording import (
     Question,
     asked_in_part,
@@ -29,7 +30,6 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Finding, Report
 from glassblock.wire.printable import printable
-from glassblock.wire.tables import RuleList
 
 LISTED_UP_TO = 20
 MESSAGE_CHARACTERS = 240
@@ -45,16 +45,8 @@ _LINKED = re.compile(r"(?<=@)|(?<=#)(?=\w)|(?<=:)(?=\S)|(?<=www)(?=\.)", re.IGNO
 _WORD_JOINER = "&#8288;"
 
 
-def render_markdown(
-    report: Report,
-    *,
-    width: int = 80,
-    colour: bool = False,
-    asked: str | None = None,
-    rules: RuleList | None = None,
-) -> str:
+def render_markdown(report: Report, shown: Shown = PLAIN) -> str:
     """GitHub and GitLab flavoured Markdown, at most 65,000 characters."""
-    del width, colour, rules
     blocks = [
         f"### Glassblock: {report.verdict.upper()} {_code(report.checkpoint.path)}",
         f"{_text(verdict_sentence(report))}<br><sub>{_text(facts_of(report))}</sub>",
@@ -63,7 +55,7 @@ def render_markdown(
         *_besides(report),
         *_behaviour(report),
         *_coverage(report),
-        *_repair(report, asked),
+        *_repair(report, shown.asked),
     ]
     text = ""
     for block in blocks:

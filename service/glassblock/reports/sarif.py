@@ -11,10 +11,11 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from glassblock.reports.baseline import fingerprint
+from glassblock.reports.shown import PLAIN, Shown
 from glassblock.reports.wording import located_message, place_of, question_sentence, undecided
 from glassblock.wire.audits import Finding, Report
 from glassblock.wire.printable import printable
-from glassblock.wire.tables import RuleList, RuleRow
+from glassblock.wire.tables import RuleRow
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 PLACES_UP_TO = 100
@@ -22,17 +23,9 @@ PLACES_UP_TO = 100
 TENSOR_CHARACTERS = 1024
 
 
-def render_sarif(
-    report: Report,
-    *,
-    width: int = 80,
-    colour: bool = False,
-    asked: str | None = None,
-    rules: RuleList | None = None,
-) -> str:
+def render_sarif(report: Report, shown: Shown = PLAIN) -> str:
     """One run with a result for each finding."""
-    del width, colour, asked
-    explained = {} if rules is None else {row.name: row for row in rules.rules}
+    explained = {} if shown.rules is None else {row.name: row for row in shown.rules.rules}
     names = list(dict.fromkeys([row.rule for row in report.coverage] + [found.rule for found in report.findings]))
     log = {
         "$schema": SCHEMA,

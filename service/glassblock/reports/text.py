@@ -11,6 +11,7 @@ from glassblock.reports.behaviour_lines import behaviour_lines, behaviour_title
 from glassblock.reports.layer_table import layer_table
 from glassblock.reports.page import page
 from glassblock.reports.repair_command import repair_sentence
+from glassblock.reports.shown import PLAIN, Shown
 from glassblock.reports.wording import (
     Question,
     asked_in_part,
@@ -29,7 +30,6 @@ from glassblock.reports.wording import (
 )
 from glassblock.wire.audits import Comparison, Coverage, Finding, KnownFinding, Level, Report
 from glassblock.wire.printable import printable
-from glassblock.wire.tables import RuleList
 
 LEVELS: Mapping[Level, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 BADGES = {"pass": "bold white on green", "fail": "bold white on red", "inconclusive": "bold black on yellow"}
@@ -39,20 +39,12 @@ LISTED_UP_TO = 8
 TENSORS_UP_TO = 12
 
 
-def render_text(
-    report: Report,
-    *,
-    width: int = 80,
-    colour: bool = False,
-    asked: str | None = None,
-    rules: RuleList | None = None,
-) -> str:
-    """The report as text of at most `width` columns."""
-    del rules
-    return page(_sections(report, width, asked), width=width, colour=colour)
+def render_text(report: Report, shown: Shown = PLAIN) -> str:
+    """The report as text of at most `shown.width` columns."""
+    return page(_sections(report, shown), width=shown.width, colour=shown.colour)
 
 
-def _sections(report: Report, width: int, asked: str | None) -> Iterator[RenderableType]:
+def _sections(report: Report, shown: Shown) -> Iterator[RenderableType]:
     yield _header(report)
     yield _verdict(report)
     for group in grouped_findings(report.findings):
@@ -68,13 +60,13 @@ def _sections(report: Report, width: int, asked: str | None) -> Iterator[Rendera
         yield Text()
         yield Text(behaviour_title(report.behaviour), "bold", overflow="fold")
         yield from (Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in behaviour_lines(report.behaviour))
-    table = layer_table(report.layers, width=width)
+    table = layer_table(report.layers, width=shown.width)
     if table is not None:
         yield Text()
         yield table
     yield Text()
     yield _coverage(report.coverage)
-    repair = repair_sentence(report, asked)
+    repair = repair_sentence(report, shown.asked)
     if repair is not None:
         before, command, after = repair
         yield Text()

@@ -15,14 +15,17 @@ TESTS = Path(__file__).resolve().parent
 LONG = frozenset(
     {
         "audit/test_behaviour.py",
+        "audit/test_captures.py",
         "audit/test_early_findings.py",
         "audit/test_expert_gates.py",
         "audit/test_gate_screens.py",
         "audit/test_layers_without_a_network.py",
         "audit/test_stored_gates.py",
         "audit/test_two_networks_in_a_layer.py",
+        "checkpoint/test_biases_and_norms_by_file.py",
         "checkpoint/test_encoders.py",
         "checkpoint/test_healthy_families.py",
+        "checkpoint/test_language_model_within.py",
         "checkpoint/test_layer_loading.py",
         "checkpoint/test_mixtures.py",
         "checkpoint/test_oracle.py",

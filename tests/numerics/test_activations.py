@@ -141,6 +141,19 @@ def test_swiglu_oai_gives_the_bits_of_gpt_oss(dtype: torch.dtype) -> None:
     assert torch.equal(hidden, GptOssExperts._apply_gate(_Limits(), fused))
 
 
+@pytest.mark.parametrize("name", ["clamped_before", "clamped_after", "swiglu_oai"])
+@pytest.mark.parametrize("limit", [1e5, 1e308])
+def test_a_limit_that_the_type_cannot_hold_bounds_nothing(name: str, limit: float) -> None:
+    more = {"alpha": 1.702} if name == "swiglu_oai" else {}
+    gate, up = (torch.tensor([-torch.inf, -60_000.0, 0.0, 60_000.0, torch.inf], dtype=torch.float16) for _ in range(2))
+    silu = activation_named("silu")
+    unbounded = gating_named(name, limit=60_000.0, **more).combine(gate[1:4], up[1:4], silu)
+    bounded = gating_named(name, limit=limit, **more).combine(gate, up, silu)
+    for within, beyond in zip(unbounded, bounded, strict=True):
+        assert torch.equal(within, beyond[1:4])
+    assert bounded[0][4] == torch.inf
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_clamped_before_gives_the_bits_of_deepseek_v4(dtype: torch.dtype) -> None:
     gate, up = halves(dtype)

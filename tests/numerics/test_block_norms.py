@@ -152,6 +152,29 @@ def test_rows_of_zeros(kind: str) -> None:
         assert not found.redone.any()  # no precision gives a zero row a direction
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("exponent", [-20, -23, -30])
+def test_the_gain_along_a_row_far_below_epsilon(exponent: int, method: str) -> None:
+    """Slopes and the normed row are both as small as the row: their product is no float32 number."""
+    narrow, wiring = make_feed_forward(D, M, dtype=torch.float32), make_wiring(Placement.PRE, D).to(torch.float32)
+    x = (random_tensor(TOKENS, D, seed=47) * 10.0**exponent).float()
+    dense = oracle(x.double(), *widened(narrow, wiring), Part.BRANCH)
+    check(block_norms(x, narrow, wiring, part=Part.BRANCH, method=method), dense, x.double(), FLOAT32)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sum_that_lost_its_bits_before_a_norm_is_done_again(method: str) -> None:
+    """Hidden units below float32's normal numbers, and a norm without an epsilon that brings them back to one."""
+    wiring = with_eps(make_wiring(Placement.BRANCH_OUTPUT, D), 0.0).to(torch.float32)
+    narrow = make_feed_forward(D, M, dtype=torch.float32)
+    narrow = dataclasses.replace(narrow, gate_bias=torch.full((M,), -20.0))
+    x = (random_tensor(TOKENS, D, seed=48) * 1e-37).float()
+    dense = oracle(x.double(), *widened(narrow, wiring), Part.BLOCK)
+    found = block_norms(x, narrow, wiring, method=method)
+    assert found.redone.all()
+    check(found, dense, x.double(), FLOAT32)
+
+
 def test_slopes_deep_in_a_tail_are_not_lost() -> None:
     """Every sigmoid is near exp(-60): its square is no float32 number."""
     network, wiring = make(activation="sigmoid", bias=True, gated=False)

@@ -73,13 +73,25 @@ def test_behind_a_layer_norm_nothing_is_known_of_the_smallest_but_that_it_is_sma
     assert not found.converged.any()
 
 
-def test_a_zero_jacobian() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_zero_jacobian(method: str) -> None:
     network, wiring = make_feed_forward(D, M), make_wiring(Placement.PRE, D, alpha=0.0)
     network = dataclasses.replace(network, down=torch.zeros(D, M, dtype=torch.float64))
-    found = condition_numbers(random_tensor(1, D), network, wiring, method="inverse")
+    found = condition_numbers(random_tensor(1, D), network, wiring, method=method)
     assert (found.smallest_lower.item(), found.smallest_upper.item()) == (0.0, 0.0)
     assert found.condition_lower.isnan().all()
-    assert not found.converged.any()
+    assert found.condition_upper.isnan().all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_condition_number_is_one_at_least(method: str) -> None:
+    """Of one channel it is one, or, where the channel cancels, nothing is known of it."""
+    network, wiring = make_feed_forward(1, M), make_wiring(Placement.PRE, 1)
+    bare = dataclasses.replace(wiring, input_norm=dataclasses.replace(wiring.input_norm, eps=0.0))
+    for each, known in ((wiring, True), (bare, False)):
+        found = condition_numbers(torch.tensor([[2.0]]).double(), network, each, part=Part.BRANCH, method=method)
+        assert found.condition_lower.item() == 1.0
+        assert (found.condition_upper.item() < 1.1) == known
 
 
 def test_float32_inputs_are_taken_to_float64() -> None:

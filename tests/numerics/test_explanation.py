@@ -1,11 +1,13 @@
 """Every factor fires alone, and a healthy capture is silent: tiny blocks under an engine that errs on purpose."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import ACTIVATIONS, activation_named, gating_named
+from glassblock.numerics.block import run_block
 from glassblock.numerics.explanation import Explanation, explain
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.hypotheses import CLIPPED, FACTORS_OF, Alternatives, Hypothesis, single_mistakes
@@ -320,3 +322,34 @@ def test_of_several_spellings_of_one_function_the_plain_one_is_named(formula: st
         plain = explanation.trial.fit(Hypothesis(activation=formula))
         excluded = explanation.trial.votes(explanation.ranked[0], plain).chance <= EXCLUDES
         assert told == formula or (told == spelling and (excluded or not plain.at_floor))
+
+
+def check_finite(explanation: Explanation) -> None:
+    for stage in explanation.ranked[0].stages:
+        assert 0.0 < stage.floor < 0.1
+        assert math.isfinite(stage.residual)
+        assert math.isfinite(stage.excess)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_tokens_of_zeros_hide_nothing(dtype: torch.dtype) -> None:
+    """Padding: nothing to round, and nothing that two hypotheses could differ in."""
+    x = stream(dtype)
+    x[::3] = 0.0
+    for mistake, factor in (({}, {}), MISTAKES["swap"], MISTAKES["eps"]):
+        explanation = explained(engine(dtype, **mistake)(x), *block())
+        assert named(explanation) == factor
+        check_finite(explanation)
+
+
+def test_tokens_of_zeros_in_float64() -> None:
+    """The rounding of a zero has no square there."""
+    network, wiring = block()
+    x = stream(torch.float64)
+    x[::3] = 0.0
+    for run, factor in ((network, {}), (network.swapped(), {"swap": "exchanged"})):
+        stages = run_block(x, run, wiring)._asdict()
+        captures = {name: stages[name] for name in ("x", "normed", "hidden", "down", "contribution", "output")}
+        explanation = explained(captures, network, wiring)
+        assert named(explanation) == factor
+        check_finite(explanation)

@@ -157,3 +157,16 @@ def test_half_rows_are_widened(dtype: torch.dtype) -> None:
 def test_rows_of_another_width_are_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match="9 channels"):
         norm_jacobian(torch.ones(2, D + 1), make_norm(name, D))
+
+
+@pytest.mark.parametrize("name", ["layernorm", "layernorm_noparam"])
+def test_a_constant_row_near_overflow_beside_a_small_epsilon(name: str) -> None:
+    """The row over s leaves float32, and nothing of the row is left."""
+    norm = make_norm(name, D, dtype=torch.float32, eps=1e-12)
+    x = torch.full((1, D), 1e33)
+    gamma = torch.ones(D) if norm.gain is None else norm.gain
+    expected = gamma.unsqueeze(-1) * (torch.eye(D) - 1 / D) / 1e-6
+    torch.testing.assert_close(norm_jacobian(x, norm)[0], expected, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(norm_jacobian_frobenius(x, norm)[0], expected.norm(), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(norm_jacobian_trace(x, norm)[0], expected.trace(), rtol=1e-5, atol=0.0)
+    assert (norm_jacobian_along_row(x, norm) == 0).all()

@@ -74,3 +74,13 @@ def test_where_nothing_but_the_row_itself_is_left(kind: str, width: int) -> None
     found = norm_singular_values(x, norm)
     torch.testing.assert_close(found.largest, left, rtol=1e-14, atol=0.0)
     torch.testing.assert_close(found.smallest, left if width == 1 else torch.zeros_like(left), rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["rms_llama", "rms_noweight", "layernorm", "layernorm_noparam"])
+def test_rows_without_a_direction_of_few_channels(kind: str, width: int) -> None:
+    """Of zeros, and constant: as far as a norm of that width has anything to keep, it keeps it."""
+    x = torch.stack([torch.zeros(width), torch.full((width,), 0.1)]).double()
+    norm = make_norm(kind, width)
+    found, dense = norm_singular_values(x, norm), norm_jacobian(x, norm)
+    torch.testing.assert_close(found.largest, torch.linalg.svdvals(dense)[:, 0], rtol=1e-13, atol=1e-15)

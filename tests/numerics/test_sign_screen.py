@@ -17,7 +17,7 @@ from glassblock.numerics.sign_screen import (
     screened_together,
     sign_patterns,
 )
-from glassblock.numerics.sign_symmetry import certified_log10_p, common_direction_statistic
+from glassblock.numerics.sign_symmetry import certified_log10_p, sign_symmetry_test
 from glassblock.numerics.unit_rows import centred_unit_rows
 from torch import Tensor
 
@@ -92,7 +92,8 @@ def test_under_fair_signs_every_rank_is_as_likely(sums: object) -> None:
 def test_by_rows_it_is_the_statistic_of_the_test(dtype: torch.dtype) -> None:
     weight = (noise(300, 40, common=0.3) + 0.2).to(dtype)
     # Unit rows of float32, summed in float32: 300 of them.
-    assert screened(by_rows(weight)).statistic == pytest.approx(common_direction_statistic(weight), rel=1e-5)
+    whole = sign_symmetry_test(weight, seed=0, tie=False, certify=False)
+    assert screened(by_rows(weight)).statistic == pytest.approx(whole.statistic, rel=1e-5)
 
 
 @pytest.mark.parametrize("step", [1, 7, 64])

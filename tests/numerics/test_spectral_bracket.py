@@ -28,10 +28,10 @@ def rows(seed: int = 61) -> Tensor:
     return x
 
 
-def assert_holds(found: SpectralBracket, dense: Tensor) -> None:
+def assert_holds(found: SpectralBracket, dense: Tensor, *, relative: float = 0.0) -> None:
     truth = torch.linalg.svdvals(dense)[:, 0]
     # What the decomposition itself may be off by: d eps, which it is where all singular values nearly coincide.
-    slack = dense.shape[-1] * torch.finfo(torch.float64).eps * truth
+    slack = (dense.shape[-1] * torch.finfo(torch.float64).eps + relative) * truth
     assert (found.lower <= truth + slack).all(), found.lower - truth
     assert (truth <= found.upper + slack).all(), found.upper - truth
 
@@ -134,15 +134,69 @@ def test_what_float32_cannot_reach_is_done_again() -> None:
 
 @pytest.mark.parametrize("exponent", [-37, 37])
 def test_float32_rows_near_zero_and_near_overflow(exponent: int) -> None:
-    """The entries of BRANCH's Jacobian have no squares in float32."""
+    """The entries of BRANCH's Jacobian have no squares in float32, and those near zero not all bits."""
     network, wiring = make_feed_forward(D, M, dtype=torch.float32), make_wiring(Placement.PRE, D).to(torch.float32)
     norm = dataclasses.replace(wiring.input_norm, eps=0.0)
     wiring = dataclasses.replace(wiring, input_norm=norm)
     x = (random_tensor(TOKENS, D, seed=63) * 10.0**exponent).float()
     found = spectral_bracket(x, network, wiring, part=Part.BRANCH)
-    assert found.redone.all()
+    assert found.redone.all() == (exponent > 0)
     assert found.converged.all()
     assert_holds(found, oracle(x.double(), *widened(network, wiring), Part.BRANCH))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gate_bias", [-50.0, -52.0, -53.0, -54.0, -55.0, -70.0, -87.0, -100.0, -400.0])
+def test_slopes_deep_in_a_tail(gate_bias: float, dtype: torch.dtype) -> None:
+    """The Jacobian is far from one: squares of its entries, then the entries, have few bits in float32, or none."""
+    network, wiring = make_feed_forward(24, 64, dtype=dtype), make_wiring(Placement.PRE, 24).to(dtype)
+    network = dataclasses.replace(network, gate_bias=torch.full((64,), gate_bias, dtype=dtype))
+    x = random_tensor(8, 24, seed=68).to(dtype)
+    dense = oracle(x.double(), *widened(network, wiring), Part.FEED_FORWARD)
+    unit = dense.abs().amax((-2, -1))  # in it the decomposition is sound
+    for certificate in (Certificate.PROBABLE, Certificate.CHOLESKY, Certificate.DENSE):
+        request = SpectralRequest(certificate=certificate, tolerance=1e-3)
+        found = spectral_bracket(x, network, wiring, part=Part.FEED_FORWARD, request=request)
+        assert found.converged.all()
+        in_units = found._replace(lower=found.lower / unit, upper=found.upper / unit)
+        # exp(g) magnifies the rounding of g |g| times; the slopes are taken as they are.
+        relative = 2 * abs(gate_bias) * torch.finfo(found.accumulation).eps
+        assert_holds(in_units, dense / unit[:, None, None], relative=relative)
+
+
+def test_small_entries_by_a_large_row() -> None:
+    network, wiring = make_feed_forward(D, M, dtype=torch.float32), make_wiring(Placement.PRE, D).to(torch.float32)
+    network = dataclasses.replace(network, gate_bias=torch.full((M,), -20.0))
+    x = (random_tensor(TOKENS, D, seed=69) * 1e15).float()
+    found = spectral_bracket(x, network, wiring, part=Part.BRANCH)
+    assert_holds(found, oracle(x.double(), *widened(network, wiring), Part.BRANCH))
+
+
+@pytest.mark.parametrize("certificate", [Certificate.PROBABLE, Certificate.CHOLESKY, Certificate.DENSE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_jacobian_of_zeros(dtype: torch.dtype, certificate: Certificate) -> None:
+    """A block that was added with a down projection of zeros, and units that are all off."""
+    wiring = make_wiring(Placement.PRE, D).to(dtype)
+    added = dataclasses.replace(make_feed_forward(D, M, dtype=dtype), down=torch.zeros(D, M, dtype=dtype))
+    off = make_feed_forward(D, M, activation="relu", dtype=dtype)
+    off = dataclasses.replace(off, gate_bias=torch.full((M,), -1e3, dtype=dtype))
+    for network in (added, off):
+        request = SpectralRequest(certificate=certificate)
+        found = spectral_bracket(rows().to(dtype), network, wiring, part=Part.BRANCH, request=request)
+        assert (found.lower == 0).all()
+        assert (found.upper == 0).all()
+        assert found.converged.all()
+
+
+def test_what_cancels_to_zero_is_known_to_rounding() -> None:
+    """A norm of one channel without an epsilon returns a sign: its derivative is zero, and nobody sees it is."""
+    network, wiring = make_feed_forward(1, M), make_wiring(Placement.PRE, 1)
+    wiring = dataclasses.replace(wiring, input_norm=dataclasses.replace(wiring.input_norm, eps=0.0))
+    found = spectral_bracket(torch.tensor([[2.0]]).double(), network, wiring, part=Part.BRANCH)
+    assert found.lower.item() == 0.0
+    assert 0.0 < found.upper.item() < 1e-4
+    assert not found.certain.any()
+    assert not found.converged.any()
 
 
 def test_batches_give_what_the_whole_gives() -> None:

@@ -200,3 +200,8 @@ def test_progress_does_not_pass_its_end() -> None:
     watch = Watch(progress=lambda done, total, _: told.append((done, total)))
     coupled_frobenius(CASES["rank one"], X, probes=4, watch=watch)
     assert all(done < total for done, total in told)
+
+
+def test_a_function_that_nothing_moves() -> None:
+    found = coupled_spectral(lambda states: 0.0 * states, random_tensor(3, 4))
+    assert (found.lower, found.upper, found.converged) == (0.0, 0.0, True)

@@ -266,12 +266,26 @@ def product() -> Gating:
     return Gating("product", combine, up_sign_symmetric=True)
 
 
+def clipped(values: Tensor, limit: float) -> Tensor:
+    """Values from -limit to limit. A limit that their type cannot hold is infinite in it, and bounds nothing."""
+    limit = _in_type(limit, values.dtype)
+    return values.clamp(-limit, limit)
+
+
+def _capped(values: Tensor, limit: float) -> Tensor:
+    return values.clamp(max=_in_type(limit, values.dtype))
+
+
+def _in_type(limit: float, dtype: torch.dtype) -> float:
+    return limit if limit <= torch.finfo(dtype).max else math.inf
+
+
 def clamped_before(limit: float) -> Gating:
     """h = a(min(g, limit)) * clip(u, -limit, limit): DeepSeek-V4, GLM-5-next, HY-V4, Megatron's clamp value."""
 
     def combine(gate: Tensor, up: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
-        activated = activation(gate.clamp(max=limit))
-        return activated, activated * up.clamp(min=-limit, max=limit)
+        activated = activation(_capped(gate, limit))
+        return activated, activated * clipped(up, limit)
 
     return Gating("clamped_before", combine, up_sign_symmetric=True, limit=limit)
 
@@ -280,8 +294,8 @@ def clamped_after(limit: float) -> Gating:
     """h = min(a(g), limit) * clip(u, -limit, limit): Step-3.7."""
 
     def combine(gate: Tensor, up: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
-        activated = activation(gate).clamp(max=limit)
-        return activated, activated * up.clamp(min=-limit, max=limit)
+        activated = _capped(activation(gate), limit)
+        return activated, activated * clipped(up, limit)
 
     return Gating("clamped_after", combine, up_sign_symmetric=True, limit=limit)
 
@@ -293,9 +307,9 @@ def swiglu_oai(alpha: float, limit: float) -> Gating:
     """
 
     def combine(gate: Tensor, up: Tensor, _activation: Activation) -> tuple[Tensor, Tensor]:
-        gate = gate.clamp(max=limit)
+        gate = _capped(gate, limit)
         activated = gate * torch.sigmoid(gate * alpha)
-        return activated, (up.clamp(min=-limit, max=limit) + 1) * activated
+        return activated, (clipped(up, limit) + 1) * activated
 
     return Gating("swiglu_oai", combine, up_sign_symmetric=False, limit=limit, alpha=alpha)
 

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassblock.errors import InvalidValue
+from glassblock.numerics.activations import clipped
 from glassblock.numerics.causal_attention import DEFAULT_BYTE_BUDGET, causal_attention
 from glassblock.numerics.dtypes import widest_dtype
 from glassblock.numerics.linear import apply_linear
@@ -180,7 +181,7 @@ def run_attention(
     )
     value = apply_linear(n, attention.value, attention.value_bias)
     if attention.clip_qkv is not None:
-        value = value.clamp(-attention.clip_qkv, attention.clip_qkv)
+        value = clipped(value, attention.clip_qkv)
     value = split_heads(value, attention.kv_heads)
     if attention.rotary is not None:
         table = rotary_table(attention.rotary, positions, dtype=n.dtype)
@@ -251,7 +252,7 @@ def _clipped_and_normed(values: Tensor, norm: Norm | None, attention: Attention,
     """A projection after its clamp and its norm, split into heads."""
     clip = attention.clip_qkv
     if clip is not None and not attention.clip_after_norms:
-        values = values.clamp(-clip, clip)
+        values = clipped(values, clip)
     early = None if attention.norms_after_rotary else norm
     if attention.norm_scope is NormScope.WIDTH:
         values = split_heads(_normed(values, early), heads)
@@ -260,7 +261,7 @@ def _clipped_and_normed(values: Tensor, norm: Norm | None, attention: Attention,
     else:
         values = _normed(split_heads(values, heads), early)
     if clip is not None and attention.clip_after_norms:
-        values = values.clamp(-clip, clip)
+        values = clipped(values, clip)
     return values
 
 

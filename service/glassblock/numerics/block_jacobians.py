@@ -119,11 +119,10 @@ class BlockJacobian:
         if self.right is None:
             core = self.core_times(direction.to(self.point.dtype)).double()
         else:
-            left_over = self.right.kept[0].unsqueeze(-1) / length / largest.double()
             if core_along is None:
-                core = self.core_times(self.right.gamma * self.right.normed).double() * left_over
-            else:
-                core = core_along * lengths(self.right.normed.double(), keepdim=True) * left_over
+                core_along = self.core_times(self.right.gamma * self.right.directions[0]).double()
+            left_over = self.right.kept[0].unsqueeze(-1) / length / largest.double()
+            core = core_along * lengths(self.right.normed.double(), keepdim=True) * left_over
         moved = self.scale * core + self.inner * direction
         amplification = _ratio(abs(self.scale) * lengths(core) + abs(self.inner), lengths(moved))
         if self.left is not None:
@@ -214,7 +213,7 @@ def block_jacobian(
     x, network, wiring = x.detach().to(dtype), network_in(feed_forward, dtype), wiring.to(dtype)
     right = None if wiring.input_norm is None else norm_factors(x, wiring.input_norm)
     read = x if right is None else right.output
-    hidden, slopes = _hidden_and_slopes(read, network)
+    hidden, slopes = hidden_and_slopes(read, network)
     amplification = torch.ones(x.shape[0], dtype=torch.float64, device=x.device)
     if right is not None:
         amplification = right.amplification
@@ -228,6 +227,7 @@ def block_jacobian(
         if post:
             f, noise = alpha * x + beta * f, abs(beta) * noise + abs(alpha) * lengths(x.double())
         left = norm_factors(f, left_norm)
+        noise = noise + torch.finfo(dtype).smallest_normal  # below it numbers have fewer bits
         # Relative to what the norm divides by: a row far below eps is as good as zero.
         reached = left.s * x.shape[-1] ** 0.5
         amplification = torch.maximum(torch.maximum(amplification, left.amplification), noise / reached)
@@ -300,8 +300,8 @@ def _norm_of_tokens(factors: NormFactors, chosen: slice | Tensor) -> NormFactors
     )
 
 
-def _hidden_and_slopes(n: Tensor, network: FeedForward) -> tuple[Tensor, Tensor]:
-    """The hidden units `[tokens, m]` and their derivatives by each branch `[branches, tokens, m]`."""
+def hidden_and_slopes(n: Float[Tensor, "*batch d"], network: FeedForward) -> tuple[Tensor, Tensor]:
+    """The hidden units `[*batch, m]` and their derivatives by gate and up, or up alone, `[branches, *batch, m]`."""
     inputs = [functional.linear(n, network.up, network.up_bias)]
     if network.gate is not None:
         inputs.insert(0, functional.linear(n, network.gate, network.gate_bias))

@@ -51,7 +51,8 @@ class BlockNorms(NamedTuple):
     Attributes:
         frobenius: ||J||_F.
         trace: tr J. Its error is relative to ||J||_F, not to itself: it is a sum of numbers of both signs.
-        radial_gain: ||J x|| / ||x||; NaN for a row of zeros.
+        radial_gain: ||J x|| / ||x||; NaN for a row of zeros. Where the neurons of M cancel along the row, its error is
+            relative to their sizes.
         cancellation: By how much the sums behind the Frobenius norm magnify rounding, before anything was done again;
             negative where rounding alone was left, NaN where nothing was.
         redone: bool `[tokens]`: done again in float64, the Frobenius norm and the trace or the radial gain.

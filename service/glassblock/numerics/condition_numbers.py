@@ -108,7 +108,8 @@ def condition_numbers(
     smallest_lower, smallest_upper, largest_lower, largest_upper = (
         torch.cat(bounds, dim=1) if bounds else x.new_zeros(4, 0, dtype=torch.float64)
     )
-    lower, upper = largest_lower / smallest_upper, largest_upper / smallest_lower
+    # Never below one, whatever rounding leaves open.
+    lower, upper = (largest_lower / smallest_upper).clamp(min=1.0), largest_upper / smallest_lower
     wide = 1.0 + request.tolerance
     return ConditionNumbers(
         smallest_lower=smallest_lower,

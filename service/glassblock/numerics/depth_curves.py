@@ -56,7 +56,7 @@ class DepthCurves(NamedTuple):
 
     Attributes:
         rms: `[L + 1, tokens]`, float64: of the state before each layer and after the last.
-        added: `[L, tokens]`: |f_l(x_l) - x_l| / |x_l|; NaN for a row of zeros.
+        added: `[L, tokens]`: |f_l(x_l) - x_l| / |x_l|; infinite or NaN for a row of zeros.
         layer_lower, layer_upper: `[L, groups]`: sigma_1 of each layer, bracketed.
         to_end: Row l holds J_(L<-l).
         from_start: Row l holds J_(l+1<-0).

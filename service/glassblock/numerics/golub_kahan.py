@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.numerics.norm_factors import lengths
+from glassblock.numerics.norm_factors import lengths, lengths_of_any_size
 
 # A remainder this much shorter than the largest alpha or beta, in units of the dtype's eps, is rounding.
 _NOTHING = 64.0
@@ -135,7 +135,7 @@ def largest_singular_value_bound(
         sum_j log(t - theta_j^2) = sum_j log(alpha_j beta_j) + log(sqrt(2 d / pi) / p)
 
     One start has one xi: the bounds after any numbers of steps hold all together with probability 1 - p.
-    Infinite where nothing was found.
+    Infinite where J takes the start to zero.
     """
     largest, floor = ritz[:, :1], found.floor.unsqueeze(-1)
     # After an early end there is nothing, and what ended it was rounding, of which no more is known than the floor.
@@ -143,7 +143,7 @@ def largest_singular_value_bound(
     alpha = found.alpha.maximum(floor)
     beta = torch.where(found.alpha > 0, found.beta.maximum(floor), largest)
     logs = torch.where(counted, (alpha / largest).log() + (beta / largest).log(), torch.zeros_like(alpha))
-    target = logs.sum(-1) + math.log(math.sqrt(2.0 * d / math.pi) / failure_probability)
+    target = logs.sum(-1) + math.log(least_component_inverse(d, failure_probability))
     # The steps that do not count have left zeros at the end of the Ritz values.
     real = torch.arange(ritz.shape[1], device=ritz.device) < counted.sum(-1, keepdim=True)
     gaps = (1.0 - ritz / largest) * (1.0 + ritz / largest)
@@ -156,6 +156,11 @@ def largest_singular_value_bound(
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     bound = largest.squeeze(-1) * (1.0 + high.exp()).sqrt()
     return torch.where(largest.squeeze(-1) > 0, bound, torch.full_like(bound, math.inf))
+
+
+def least_component_inverse(d: int, failure_probability: float) -> float:
+    """sqrt(2 d / pi) / p: one over what a start's component along any direction is below with probability at most p."""
+    return math.sqrt(2.0 * d / math.pi) / failure_probability
 
 
 def singular_values(matrices: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
@@ -188,8 +193,8 @@ def _orthogonalised(v: Tensor, basis: Tensor) -> Tensor:
 
 
 def _length_and_direction(v: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
-    length = lengths(v).double()
+    length = lengths_of_any_size(v)
     length = torch.where(length > nothing, length, torch.zeros_like(length))
     divisor = torch.where(length > 0, length, torch.ones_like(length)).unsqueeze(-1)
-    direction = torch.where(length.unsqueeze(-1) > 0, v / divisor.to(v.dtype), torch.zeros_like(v))
+    direction = torch.where(length.unsqueeze(-1) > 0, v.double() / divisor, 0.0).to(v.dtype)
     return length, direction

@@ -30,17 +30,22 @@ EXCLUDES = 1e-2
 # A uniform error of half a unit in the last place has a root mean square of 1/sqrt(12) units; a number is on average
 # 1.4 times the power of two that its unit is counted from.
 _ROUNDING_RMS = 1 / math.sqrt(12) / 1.4
+# What a token of float64 zeros rounds by has no square in float64; this has one.
+_LEAST_FLOOR = 1e-150
 
 
 class Nearness(NamedTuple):
     """One replayed stage against the captured one. Tensors by token.
 
     Attributes:
-        residual: Root mean square over the tokens of |captured - float64 replay| / |float64 replay|.
+        residual: Root mean square over the tokens of |captured - float64 replay| / |float64 replay|, absolute where
+            that is zero.
         floor: The same of the rounding floor.
         excess: Root mean square over the tokens of residual / floor; about 1 where the arithmetic is the same.
         distances: `[ways, tokens]`, mean squared distance to each replay in the capture's dtype.
-        floors: `[tokens]`, relative to the float64 replay.
+        floors: `[tokens]`, root mean square of the rounding.
+        scales: `[tokens]`, what residual and floor are relative to: root mean square of the float64 replay, 1 where it
+            is zero.
     """
 
     residual: float
@@ -48,6 +53,7 @@ class Nearness(NamedTuple):
     excess: float
     distances: Float[Tensor, "ways tokens"]
     floors: Float[Tensor, " tokens"]
+    scales: Float[Tensor, " tokens"]
 
     @property
     def at_floor(self) -> bool:
@@ -90,15 +96,17 @@ def nearness(
     replays = [replay.to(dtype).to(torch.float64) for replay in rounded]
     # Below the smallest normal number the unit in the last place shrinks no further.
     grain = exact.abs().clamp(min=torch.finfo(dtype).smallest_normal) * torch.finfo(dtype).eps * _ROUNDING_RMS
-    floors = torch.stack([_rms(grain), *(_rms(replay - exact) for replay in replays)]).amax(0)
-    errors, scales = _rms(seen - exact), _rms(exact).clamp(min=torch.finfo(torch.float64).tiny)
+    floors = torch.stack([_rms(grain), *(_rms(replay - exact) for replay in replays)]).amax(0).clamp(min=_LEAST_FLOOR)
+    errors, scales = _rms(seen - exact), _rms(exact)
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     finite = bool(floors.isfinite().all() & errors.isfinite().all())
     return Nearness(
         residual=_root_mean_square(errors / scales) if finite else math.inf,
         floor=_root_mean_square(floors / scales) if finite else math.inf,
         excess=_root_mean_square(errors / floors) if finite else math.inf,
         distances=torch.stack([(seen - replay).square().mean(-1) for replay in replays]),
-        floors=floors / scales,
+        floors=floors,
+        scales=scales,
     )
 
 

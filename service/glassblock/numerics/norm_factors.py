@@ -62,7 +62,15 @@ def norm_factors(x: Float[Tensor, "tokens d"], norm: Norm) -> NormFactors:
         InvalidValue: The norm is of another width.
     """
     d = x.shape[-1]
-    unit, largest = rows_in_units(x, norm)
+    if norm.width is not None and norm.width != d:
+        raise InvalidValue(
+            f"the norm has {norm.width} channels and the tensor has shape {list(x.shape)}",
+            hint="The last axis is the width.",
+            field="x",
+        )
+    largest = x.abs().amax(-1, keepdim=True)
+    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+    unit = x / largest
     if norm.kind.centred:
         centred = unit - unit.mean(-1, keepdim=True)
         # The rounded mean of equal numbers need not be that number.
@@ -94,23 +102,13 @@ def norm_factors(x: Float[Tensor, "tokens d"], norm: Norm) -> NormFactors:
     )
 
 
-def rows_in_units(x: Float[Tensor, "*batch d"], norm: Norm) -> tuple[Tensor, Tensor]:
-    """Each row over its largest entry, so that its squares fit, and that `[*batch, 1]`; 1 for a row of zeros.
-
-    Raises:
-        InvalidValue: The norm is of another width.
-    """
-    if norm.width is not None and x.shape[-1:] != (norm.width,):
-        raise InvalidValue(
-            f"the norm has {norm.width} channels and the tensor has shape {list(x.shape)}",
-            hint="The last axis is the width.",
-            field="x",
-        )
-    largest = x.abs().amax(-1, keepdim=True)
-    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return x / largest, largest
-
-
 def lengths(v: Tensor, *, dim: int = -1, keepdim: bool = False) -> Tensor:
     """Euclidean lengths along one axis."""
     return cast("Tensor", torch.linalg.vector_norm(v, dim=dim, keepdim=keepdim))
+
+
+def lengths_of_any_size(v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    """The same in float64, also where squares do not fit it."""
+    largest = v.abs().amax(-1).double()
+    unit = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return lengths(v.double() / unit.unsqueeze(-1)) * unit

@@ -16,13 +16,14 @@ float32 at least; float64 stays float64. Rows on which the norm is not defined m
 (`norms.check_norm_defined`).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.numerics.norm_factors import rows_in_units
+from glassblock.numerics.norm_factors import norm_factors
 from glassblock.numerics.norms import Norm
 
 
@@ -89,14 +90,6 @@ def _row_of(x: Tensor, norm: Norm) -> _Row:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if norm.gain is not None:
         dtype = torch.promote_types(dtype, norm.gain.dtype)
-    unit, largest = rows_in_units(x.to(dtype), norm)
-    if norm.kind.centred:
-        unit = unit - unit.mean(-1, keepdim=True)
-    rms = largest * unit.square().mean(-1, keepdim=True).sqrt()
-    root_eps = torch.full_like(rms, norm.eps, dtype=torch.float64).sqrt().to(dtype)
-    s = torch.hypot(rms, root_eps)
-    if norm.gain is None:
-        gamma = torch.ones(x.shape[-1], dtype=dtype, device=x.device)
-    else:
-        gamma = norm.gain.to(dtype) + norm.kind.offset
-    return _Row(n=unit * (largest / s), s=s, radial=(root_eps / s).square(), gamma=gamma)
+    factors = norm_factors(x.to(dtype).reshape(math.prod(x.shape[:-1]), x.shape[-1]), norm)
+    s, radial = (each.to(dtype).reshape(*x.shape[:-1], 1) for each in (factors.s, factors.kept[0]))
+    return _Row(n=factors.normed.reshape(x.shape), s=s, radial=radial, gamma=factors.gamma)

@@ -29,7 +29,10 @@ _HALVINGS = 80
 
 
 class ExtremeSingularValues(NamedTuple):
-    """Of each row's Jacobian, float64 `[tokens]`: exact up to rounding, some sqrt(d) eps of the largest."""
+    """Of each row's Jacobian, float64 `[tokens]`: exact up to rounding, some sqrt(d) eps of the largest.
+
+    Where the row lies along a channel whose gain outweighs all others, that much more: (max |gamma| / s / largest)^2.
+    """
 
     largest: Tensor
     smallest: Tensor
@@ -56,8 +59,10 @@ def _largest(factors: NormFactors) -> Tensor:
     removed = (1.0 - factors.kept.square()).clamp(min=0.0).sqrt()
     update = factors.gamma * factors.directions * removed.unsqueeze(-1)
     k = len(update)
-    if len(weight) <= k:  # nothing but the direction of the row is left
-        return lengths(factors.gamma * factors.directions[0]) * factors.kept[0]
+    if len(weight) < k:  # LayerNorm of one channel: nothing is left
+        return torch.zeros_like(factors.s)
+    if len(weight) == k:  # one direction, [1] or [1, -1] / sqrt 2, whether the row has any length along it or not
+        return lengths(factors.gamma) / k**0.5 * factors.kept[0]
     ordered = weight.sort(descending=True).values
     tokens = factors.s.shape[0]
     high = ordered[0].expand(tokens)

@@ -148,5 +148,5 @@ def _log_bound(moments: RowMoments, excess: float, t: float) -> float | None:
         return None
     logs = factor.diagonal().log()  # half the log-determinant, once summed
     rest = 0.5 * (moments.rows - n) * math.log(shift)
-    rounding = _MARGIN * (n + 8) * _ROUNDOFF * (t * excess + float(logs.abs().sum()) + rest)
+    rounding = _MARGIN * (n + 8) * _ROUNDOFF * (t * excess + float(logs.abs().sum()) + abs(rest))
     return -t * excess - float(logs.sum()) - rest + rounding

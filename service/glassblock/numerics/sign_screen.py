@@ -18,8 +18,8 @@ those would show them.
 mean. It screens: a weight with a small z is not worth the certified test. It convicts nobody.
 
 **Why a small z rules the certificate out.** With mu_j >= -1 the eigenvalues of G - I and v = sum mu_j^2, the variance
-of m T is 2 v, so an excess e = m (T - 1) is e = z sqrt(2 v). Since -log(1 - x) >= x + x^2 / (2 (1 + |x|)) for x < 1
-and sum mu_j = 0, the bound of `sign_bound` is at least
+of m T is 2 v, so an excess e = m (T - 1) is e = z sqrt(2 v). Since -log(1 - x) >= x + x^2 / 2 for x from 0 to 1, and
+>= x + x^2 / (2 (1 + |x|)) below 0, where |2 t mu_j| <= 2 t, and sum mu_j = 0, the bound of `sign_bound` is at least
 
     log p >= min over t > 0 of  -t e + t^2 v / (1 + 2 t),
 

@@ -77,22 +77,6 @@ class SymmetryTest:
         return self.log10_p is not None and self.log10_p <= math.log10(level)
 
 
-def common_direction_statistic(weight: Float[Tensor, "m d"], *, groups: Int[Tensor, " m"] | None = None) -> float:
-    """T(W) = | sum of centred unit rows |^2 / number of rows, 0 where no row has a direction.
-
-    Args:
-        weight: One neuron per row.
-        groups: Which neurons share a sign, from `near_duplicate_groups`; None ties none.
-    """
-    rows = SignedRows.of_matrix(weight, groups)
-    total = torch.zeros(rows.width, dtype=torch.float64, device=weight.device)
-    kept = 0
-    for block, present, _ in rows.blocks():
-        total += block.sum(0, dtype=torch.float64)
-        kept += present
-    return float(total.square().sum()) / max(kept, 1)
-
-
 def certified_log10_p(weight: Float[Tensor, "m d"], *, groups: Int[Tensor, " m"] | None = None) -> float:
     """log10 of a certified upper bound on P(T >= T(W)) under fair signs; at most 0, and -293 is representable.
 

@@ -12,7 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassblock.numerics.golub_kahan import Bidiagonal, TokenMatrices, golub_kahan, largest_singular_value_bound
+from glassblock.numerics.golub_kahan import (
+    Bidiagonal,
+    TokenMatrices,
+    golub_kahan,
+    largest_singular_value_bound,
+    least_component_inverse,
+)
 from glassblock.numerics.watching import UNWATCHED, Watch
 
 _FIRST_CHECK = 8
@@ -24,7 +30,7 @@ class LargestBracket(NamedTuple):
 
     Attributes:
         lower: Certain.
-        upper: Infinite where nothing is known.
+        upper: Infinite where nothing is known. Zero where J takes the start to zero and its products round nothing.
         certain: bool: whether `upper` is certain.
         converged: bool: upper <= (1 + tolerance) lower.
         rounding: What both bounds were moved by.
@@ -80,11 +86,14 @@ def bracket_largest(
         rounding = rounding + decomposition_rounding(state.steps) * ritz[:, 0]
         # Every bound holds, so the lowest yet does.
         if frobenius is not None:
-            bound = frobenius_bound(frobenius, ritz, eps=eps) + rounding
+            bound = frobenius_bound(frobenius, ritz, rounding=rounding) + rounding
             upper, certain = torch.minimum(upper, bound), certain | (bound <= upper)
         if failure_probability is not None:
             d = starts.shape[-1]
-            bound = largest_singular_value_bound(state, ritz, d=d, failure_probability=failure_probability) + rounding
+            bound = largest_singular_value_bound(state, ritz, d=d, failure_probability=failure_probability)
+            # A start that J takes to zero, or to rounding, has a component |xi| along the top direction all the same.
+            unseen = rounding * least_component_inverse(d, failure_probability)
+            bound = torch.where(ritz[:, 0] == 0, unseen, bound) + rounding
             upper, certain = torch.minimum(upper, bound), certain & (upper <= bound)
         lower = (ritz[:, 0] - rounding).clamp(min=0.0)
         converged = upper <= (1.0 + tolerance) * lower
@@ -104,10 +113,10 @@ def decomposition_rounding(n: int) -> float:
 
 
 def frobenius_bound(
-    frobenius: Float[Tensor, " tokens"], ritz: Float[Tensor, "tokens k"], *, eps: float
+    frobenius: Float[Tensor, " tokens"], ritz: Float[Tensor, "tokens k"], *, rounding: Float[Tensor, " tokens"]
 ) -> Float[Tensor, " tokens"]:
-    """sqrt(||J||_F^2 - sum over i >= 2 of theta_i^2), with Ritz values known to `eps` relative."""
-    rest = ritz[:, 1:].square().sum(-1)
-    square = frobenius.square() - rest * (1.0 - 2.0 * eps)
+    """sqrt(||J||_F^2 - sum over i >= 2 of theta_i^2), each theta less what rounding may have added to it."""
+    unit = torch.where(frobenius > 0, frobenius, torch.ones_like(frobenius)).unsqueeze(-1)
+    rest = ((ritz[:, 1:] - rounding.unsqueeze(-1)).clamp(min=0.0) / unit).square().sum(-1)
     # Never below the largest Ritz value, which rounding alone can bring about.
-    return square.clamp(min=0.0).sqrt().maximum(ritz[:, 0])
+    return (frobenius * (1.0 - rest).clamp(min=0.0).sqrt()).maximum(ritz[:, 0])

@@ -10,8 +10,9 @@ Below is the largest Ritz value; where the bound above comes from is a `Certific
 Steps end when the bracket is as narrow as asked; a token where it is not is told.
 
 **Rounding.** Products are sums of larger terms than they are themselves: the stream, the neurons, and what a norm takes
-away. Both bounds are moved apart by `ROUNDING` eps of the sizes of these. Where that, or anything else, leaves the
-bracket too wide in float32, the token is done again in float64.
+away. Both bounds are moved apart by `ROUNDING` eps of the sizes of these. The slopes of the hidden units are taken as
+they were computed: where all lie deep in a tail, exp(g), they are off by |g| eps. Where rounding, or anything else,
+leaves the bracket too wide in float32, the token is done again in float64.
 """
 
 from typing import NamedTuple, cast
@@ -259,14 +260,16 @@ def _certified(call: _Call, rows: Tensor, found: _PerToken) -> tuple[_PerToken, 
         other = None if call.other is None else call.other[row]
         jacobian = block_jacobian(call.x[row], network, call.wiring, part=call.part, other=other, dtype=torch.float64)
         dense = formed(jacobian)[0]
+        unit = float(dense.abs().max()) or 1.0  # in it squares neither overflow nor vanish
+        dense = dense / unit
         square = float(dense.square().sum())
         rounding = float(found.rounding[number])
         # So far below the tolerance that adding the rounding again does not leave it.
-        bound = (float(found.lower[number]) * (1.0 + request.tolerance) - rounding) * (1.0 - 4.0 * eps)
+        bound = (float(found.lower[number]) * (1.0 + request.tolerance) - rounding) / unit * (1.0 - 4.0 * eps)
         allowance = 2.0 * (d + 2) * eps * (d * bound**2 + square)
         shifted = (bound**2 - allowance) * torch.eye(d, dtype=torch.float64, device=dense.device) - dense.T @ dense
         proved = bound > 0 and _has_cholesky_factor(shifted)
-        upper[number] = (bound if proved else square**0.5) + rounding
+        upper[number] = unit * (bound if proved else square**0.5) + rounding
         converged[number] = upper[number] <= (1.0 + request.tolerance) * found.lower[number]
         flops += forming_flops(jacobian) + 2 * d**3 + d**3 // 3
     return found._replace(upper=upper, certain=torch.ones_like(found.certain), converged=converged), flops

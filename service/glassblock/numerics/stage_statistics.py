@@ -1,4 +1,4 @@
-"""A captured tensor in seven numbers."""
+"""A captured tensor in six numbers."""
 
 import math
 from typing import NamedTuple

@@ -179,7 +179,8 @@ class Trial:
     def _screen_stage(self, stage: str, hypothesis: Hypothesis) -> float:
         key = (stage, self.replay.graph.key(stage, hypothesis))
         if key not in self._screened:
-            floors = self._nearness(stage, DECLARED).floors[self._few]
+            declared = self._nearness(stage, DECLARED)
+            floors = (declared.floors / declared.scales)[self._few]
             wide = self._screen.replayed(stage, hypothesis, Way.WIDE).to(torch.float64)
             seen = self._captured[stage][self._few].to(torch.float64)
             scales = wide.square().mean(-1).sqrt().clamp(min=torch.finfo(torch.float64).tiny)

@@ -3,6 +3,7 @@
     python -m venv formats
     formats/bin/pip install torch numpy safetensors transformers compressed-tensors bitsandbytes "mlx[cpu]"
     formats/bin/pip install --no-deps auto-gptq==0.7.1
+    formats/bin/pip install nvidia-modelopt
     formats/bin/pip download --no-deps --no-binary :all: autoawq==0.2.9 && tar xzf autoawq-0.2.9.tar.gz
     formats/bin/python tools/quantised_vectors.py tests/checkpoint/vectors --awq autoawq-0.2.9
 
@@ -38,6 +39,7 @@ def main() -> None:
     for make in (bitsandbytes_cases, compressed_cases, mlx_cases, gptq_cases):
         make(arguments.directory)
     awq_cases(arguments.directory, arguments.awq)
+    modelopt_cases(arguments.directory)
 
 
 def save(
@@ -233,6 +235,28 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
         raw = joined.to_bytes(len(row) * bits // 8, "little")
         words.append(torch.frombuffer(bytearray(raw), dtype=torch.int32))
     return torch.stack(words)
+
+
+def modelopt_cases(directory: Path) -> None:
+    """FP8 with one scale and with blocks, and NVFP4, under the names that its export gives them."""
+    from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor  # noqa: PLC0415
+
+    made = f"nvidia-modelopt {importlib.metadata.version('nvidia-modelopt')}"
+    for case, algorithm, shape, blocks in (
+        ("modelopt-fp8", "FP8", (7, 33), None),
+        ("modelopt-fp8-block", "FP8_PB_WO", (130, 140), {-1: 128, -2: 128}),
+    ):
+        codes, scale = FP8QTensor.quantize(torch.randn(shape).bfloat16(), block_sizes=blocks)
+        scale = scale.float()
+        expected = codes.dequantize(dtype=torch.float32, scale=scale, block_sizes=blocks)
+        parts = {"weight": codes._quantized_data, "weight_scale": scale if blocks is None else scale[:, None, :, None]}
+        config = {"quant_method": "modelopt", "quant_algo": algorithm}
+        save(directory, case, made, {"quantization_config": config}, parts, expected)
+    codes, scale, over_all = NVFP4QTensor.quantize(torch.randn(6, 64).bfloat16(), 16)
+    expected = codes.dequantize(dtype=torch.float32, scale=scale, double_scale=over_all, block_sizes={-1: 16})
+    parts = {"weight": codes._quantized_data, "weight_scale": scale, "weight_scale_2": over_all}
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+    save(directory, "modelopt-nvfp4", made, {"quantization_config": config}, parts, expected)
 
 
 def awq_cases(directory: Path, source: Path) -> None:

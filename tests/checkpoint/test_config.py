@@ -18,6 +18,7 @@ from glassblock.checkpoint.config import (
     read_config,
 )
 from glassblock.checkpoint.family import Setting
+from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.checkpoint.settings import (
     Sourced,
     config_faults,
@@ -30,6 +31,7 @@ from glassblock.checkpoint.settings import (
     tied_of,
 )
 from glassblock.errors import DamagedCheckpoint
+from makers import tiny_checkpoint
 
 LLAMA, GEMMA3, GPT2, OLMO2 = (ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt2", "olmo2"))
 EPS = LLAMA.norms[0].eps
@@ -116,6 +118,20 @@ def test_values_of_the_wrong_kind_are_one_fault_each(values: dict[str, Any], key
     (fault,) = config_faults(config(**values), LLAMA)
     assert (fault.kind, fault.key, fault.rule) == ("value", key, "config/shape")
     assert fault.message.startswith(f"config.json: {key} is ")
+
+
+def test_a_number_of_extra_layers_that_is_none(tmp_path: Path) -> None:
+    """It stops every comparison of layers with the config, so it must not go without a word."""
+    changes = {"num_nextn_predict_layers": "one"}
+    checkpoint = open_checkpoint(tiny_checkpoint("deepseek_v3", tmp_path, config=changes))
+    assert [(fault.rule, fault.message) for fault in checkpoint.faults] == [
+        (
+            "config/shape",
+            "config.json: num_nextn_predict_layers is 'one', where the family deepseek_v3 has a finite number",
+        )
+    ]
+    with pytest.raises(DamagedCheckpoint):
+        checkpoint.require_usable()
 
 
 def test_a_sound_config_has_no_faults() -> None:

@@ -11,9 +11,12 @@ from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.conditions import AxisIs, Declares, FromLayer, Whole, either
 from glassblock.checkpoint.family import OverRootDepth, Ratio, Setting, SizeSetting
 from glassblock.checkpoint.family_file import MAX_DEPTH, MAX_ITEMS, MAX_TEXT, parse_family_row
+from glassblock.checkpoint.layer_loading import load_layer
 from glassblock.checkpoint.layer_map import layer_tensors, shape_faults
 from glassblock.checkpoint.opened import open_checkpoint
-from glassblock.errors import GlassblockError, InvalidValue, UnknownFamily
+from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.settings import size_of
+from glassblock.errors import FamilyMismatch, GlassblockError, InvalidValue, UnknownFamily
 from makers import tiny_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -138,6 +141,8 @@ def test_a_flag_has_meanings_by_its_words() -> None:
 
 FUSED = "family_row.feed_forward.fused"
 SAME = {"keys": [], "default": {"of": "hidden"}}
+HEAD_DIM = {"keys": [], "default": {"of": "hidden", "over": "heads"}}
+OVER_NONE = {"of": "hidden", "over": "head_dim"}
 REFUSED: list[tuple[object, str, str]] = [
     (5, "family_row", "is a whole number, and a row is an object"),
     ([], "family_row", "is a list"),
@@ -173,6 +178,11 @@ REFUSED: list[tuple[object, str, str]] = [
         {"like": "llama", "sizes": {"hidden": {"keys": ["d"], "default": 8, "over": 0}}},
         "family_row.sizes.hidden",
         "holds 0",
+    ),
+    (
+        {"like": "llama", "sizes": {"intermediate": {"keys": [], "default": {"of": "hidden", "times": 10**380}}}},
+        "family_row.sizes.intermediate",
+        "holds 1000",
     ),
     (
         {"like": "llama", "branch_scale": {"of": 1.0, "over": 0.0}},
@@ -363,3 +373,23 @@ def test_the_samples_of_the_document_are_rows() -> None:
     assert named.feed_forward.down.weight == "mlp.w2.weight"
     assert named.branch_scale == Setting(("residual_multiplier",), 1.0)
     assert parse_family_row(json.loads(samples["json"])).layer_variants
+
+
+def test_sizes_that_come_to_nothing_are_told(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path, config={"half": 1})
+    heads = {"keys": ["half"], "default": None, "over": 2}
+    row = parse_family_row({"like": "llama", "sizes": {"heads": heads, "head_dim": HEAD_DIM}})
+    (fault,) = open_checkpoint(tmp_path, family=row).faults
+    assert fault.message == "config.json: half is 1, where the family like llama has a whole number from 2"
+    # 48 channels among 100 heads leave none for each: a size that follows from that is not known.
+    sizes = {"heads": {"keys": [], "default": 100}, "head_dim": HEAD_DIM, "kv_heads": SAME | {"default": OVER_NONE}}
+    checkpoint = open_checkpoint(tmp_path, family=parse_family_row({"like": "llama", "sizes": sizes}))
+    assert size_of(checkpoint.config, checkpoint.family, "kv_heads") is None
+    assert shape_faults(checkpoint)
+
+
+def test_a_power_of_the_scores_that_no_number_has(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    row = parse_family_row({"like": "llama", "attention": {"scale": {"power": 1e308}}})
+    with pytest.raises(FamilyMismatch, match=r"scores cannot be multiplied by 16 to the power 1e\+308"):
+        load_layer(open_checkpoint(tmp_path, family=row), 0, "cpu", ReadMeter())

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from glassblock.checkpoint import weight_sets
 from glassblock.checkpoint.index import MAX_INDEX_BYTES, IndexFault, is_plain_name, read_index
 from glassblock.checkpoint.opened import Checkpoint, open_checkpoint
+from glassblock.checkpoint.shard_names import numbered
 from glassblock.errors import DamagedCheckpoint
 from makers import tiny_checkpoint, write_index, write_weights
 from safetensors.torch import load_file, save_file
@@ -255,6 +257,31 @@ def test_a_damaged_shard_convicts_no_tensor(sharded: Path) -> None:
         checkpoint.require_usable()
     assert error.value.file == SECOND
     assert error.value.hint == "Fetch the data: git lfs pull."
+
+
+def test_each_name_is_looked_at_as_often_whatever_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def counting(name: str) -> tuple[str, str] | None:
+        nonlocal looked
+        looked += 1
+        return numbered(name)
+
+    monkeypatch.setattr(weight_sets, "numbered", counting)
+    names = [f"model-{number:05d}-of-00060.safetensors" for number in range(1, 61)]
+    for number, name in enumerate(names):
+        save_file({f"t{number}": torch.zeros(1)}, tmp_path / name)
+    write_index(tmp_path, {f"t{number}": name for number, name in enumerate(names[:30])})
+    open_checkpoint(tmp_path, family="llama")
+    assert looked <= 4 * len(names)
+
+
+def test_copies_in_many_files_are_told_in_few_words(tmp_path: Path) -> None:
+    for number in range(60):
+        save_file({"t": torch.zeros(1)}, tmp_path / f"part{number}.safetensors")
+    (fault,) = faults(open_checkpoint(tmp_path, family="llama"))
+    assert fault.kind == "duplicate"
+    assert fault.message.endswith("part12.safetensors and in 55 more")
 
 
 def test_plain_names() -> None:

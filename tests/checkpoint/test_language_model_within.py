@@ -53,6 +53,7 @@ MULTIPLIERS: dict[str, dict[str, Any]] = {
     "granitemoe": {"logits_scaling": 8.0, "num_local_experts": 4},
     "gemma3_text": {"final_logit_softcapping": 0.5, "head_dim": 12},
 }
+TIED = {"tie_word_embeddings": True}
 SQUARE = IMAGES | {"image_size": [28, 28], "patch_size": [14, 14]}
 
 # Wrapper, the model_type of its language model, what its images are read with, and keys of its own.
@@ -73,6 +74,7 @@ WRAPPERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llava of granite": ("llava_next", "granite", {"model_type": "clip_vision_model", **IMAGES}, {}),
     "llava of granitemoe": ("llava_next", "granitemoe", {"model_type": "clip_vision_model", **IMAGES}, {}),
     "llava of gemma3": ("llava_next", "gemma3_text", {"model_type": "clip_vision_model", **IMAGES}, {}),
+    "shieldgemma2": ("shieldgemma2", "gemma3_text", {"model_type": "siglip_vision_model", **IMAGES}, TIED),
 }
 
 
@@ -138,6 +140,21 @@ def test_an_encoder_of_text_within(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert (checkpoint.require_usable().name, checkpoint.layers) == ("modernbert", 2)
+    report = audit_checkpoint(checkpoint)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+
+
+def test_an_encoder_of_text_beside_one_of_images(tmp_path: Path) -> None:
+    text = {key: value for key, value in TEXT.items() if key not in {"tie_word_embeddings", "num_key_value_heads"}}
+    config = transformers.VisionTextDualEncoderConfig(
+        text_config={"model_type": "bert", **text}, vision_config={"model_type": "vit", **IMAGES}
+    )
+    model = transformers.VisionTextDualEncoderModel(config).eval()
+    for tensor in model.parameters():
+        randomise(tensor)
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.require_usable().name, checkpoint.layers) == ("bert", 2)
     report = audit_checkpoint(checkpoint)
     assert [finding.message for finding in report.findings if finding.level != "note"] == []
 

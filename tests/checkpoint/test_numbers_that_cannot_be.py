@@ -34,6 +34,8 @@ LAYER: list[tuple[str, dict[str, Any], type[GlassblockError], str]] = [
     ("minicpm", {"num_hidden_layers": 10**350}, DamagedCheckpoint, "num_hidden_layers is 1000"),
     ("llama_meta", {"hidden_dim": ..., "ffn_dim_multiplier": 1e307}, DamagedCheckpoint, "ffn_dim_multiplier is 1e"),
     ("llama_meta", {"hidden_dim": ..., "ffn_dim_multiplier": -2.0}, DamagedCheckpoint, "ffn_dim_multiplier is -2"),
+    ("llama_meta", {"hidden_dim": ..., "multiple_of": 1e300}, DamagedCheckpoint, r"multiple_of is 1e\+300"),
+    ("qwen", {"intermediate_size": 1}, DamagedCheckpoint, "intermediate_size is 1, where .* a whole number from 2"),
 ]
 
 
@@ -79,6 +81,22 @@ def test_heads_that_do_not_share_keys_evenly_are_told_before_a_fused_tensor_is_c
     checkpoint = open_checkpoint(tiny_checkpoint("internlm2", tmp_path / "uneven", config=config, tensors=tensors))
     with pytest.raises(FamilyMismatch, match="2 heads cannot share 3 heads of keys evenly"):
         load_layer(checkpoint, 0, "cpu", ReadMeter())
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "shape", "words"),
+    [
+        ("gpt2", "transformer.wpe.weight", (32, 48), "the learned positions are F8_E4M3"),
+        ("phi", "lm_head.bias", (96,), "the bias of the output head is F8_E4M3"),
+    ],
+)
+def test_codes_are_not_taken_for_the_numbers_of_a_text(
+    tmp_path: Path, family: str, name: str, shape: tuple[int, ...], words: str
+) -> None:
+    tensors = {name: torch.randn(shape).to(torch.float8_e4m3fn)}
+    checkpoint = open_checkpoint(tiny_checkpoint(family, tmp_path, tensors=tensors))
+    with pytest.raises(FamilyMismatch, match=words):
+        token_log_likelihoods(checkpoint, TOKENS, "cpu", ReadMeter())
 
 
 def test_norms_of_a_thousand_million_heads_are_not_looked_for(tmp_path: Path) -> None:

@@ -172,6 +172,9 @@ def test_nothing_to_open(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     with pytest.raises(UnknownCheckpoint, match="there is nothing at gone"):
         open_checkpoint(tmp_path / "gone")
+    with pytest.raises(UnknownCheckpoint, match="xxx is not there") as error:
+        open_checkpoint(tmp_path / ("x" * 300))
+    assert error.value.field == "checkpoint"
     named = open_checkpoint(tmp_path / "pytorch_model.bin")
     assert "pickle" in named.faults[0].message
 

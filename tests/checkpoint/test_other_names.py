@@ -108,6 +108,7 @@ CASES = (
     Renamed("olmo2", "gguf", _GGUF_AFTER, 1e-5, Placement.BRANCH_OUTPUT),
     Renamed("phi3", "gguf_fused", _GGUF_GLM4, 1e-5, Placement.PRE),
     Renamed("glm4", "gguf_fused", _GGUF_GLM4, 1e-5, Placement.SANDWICH),
+    Renamed("arcee", "gguf_plain", _GGUF_PRE, 1e-5, Placement.PRE),
     Renamed("gemma", "gguf_gemma", _GGUF_PRE, 1e-6, Placement.PRE, folded=1.0),
     Renamed("gemma2", "gguf_gemma", _GGUF_AFTER, 1e-6, Placement.SANDWICH, folded=1.0),
     Renamed("gemma3_text", "gguf_gemma", _GGUF_AFTER, 1e-6, Placement.SANDWICH, folded=1.0),

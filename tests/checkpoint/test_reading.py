@@ -148,6 +148,26 @@ def test_a_file_that_was_replaced(entry: TensorEntry) -> None:
         assert "was changed after its header was read" in error.message
 
 
+def test_a_shorter_file_in_its_place_is_told_of_rows_that_both_have(entry: TensorEntry) -> None:
+    other = entry.file.with_name("other")
+    save_file({"a": torch.zeros(10), "b": torch.zeros(5)}, other)
+    other.replace(entry.file)
+    for read in (lambda: read_rows(entry, [0], "cpu", ReadMeter()), lambda: next(read_chunks(entry, 8))):
+        with pytest.raises(DamagedCheckpoint, match="ends at byte"):
+            read()
+
+
+def test_a_file_that_changes_while_it_is_read(entry: TensorEntry) -> None:
+    chunks = read_chunks(entry, 8)
+    next(chunks)
+    with entry.file.open("r+b") as file:
+        file.seek(entry.stop - 4)
+        file.write(b"1234")
+    os.utime(entry.file, ns=(0, 1))
+    with pytest.raises(DamagedCheckpoint, match="was changed after its header was read"):
+        list(chunks)
+
+
 def test_a_file_that_was_rewritten_in_place(entry: TensorEntry) -> None:
     with entry.file.open("r+b") as file:
         file.seek(entry.start)

@@ -1,6 +1,8 @@
 """Names under the roots, and links: nothing outside is opened, whatever a name, a link or a file says."""
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -246,6 +248,36 @@ def test_a_snapshot_is_not_followed_into_another_repository(tmp_path: Path) -> N
     victim.symlink_to(other.parent.parent / "blobs" / "sha1")
     with pytest.raises(AccessRefused):
         open_checkpoint(snapshot, roots=Roots([snapshot]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "closed"), [(0, "folder"), (0o444, "folder/checkpoint"), (0, "folder/checkpoint")])
+def test_a_folder_that_is_closed_is_refused(mode: int, closed: str) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        Path(root).chmod(0o755)
+        tiny_checkpoint("llama", Path(root) / "folder" / "checkpoint")
+        (Path(root) / closed).chmod(mode)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(AccessRefused, match="may not be read: Permission denied"):
+                open_checkpoint(Roots([root]).resolve("folder/checkpoint"))
+        finally:
+            os.seteuid(0)
+
+
+def test_a_closed_folder_hides_no_checkpoint_of_another_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:
+        if path.is_relative_to(root / "org"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return os.path.isdir(path)  # noqa: PTH112
+
+    second = root.parent / "second"
+    tiny_checkpoint("llama", second / "org" / "small")
+    monkeypatch.setattr(Path, "is_dir", closed)
+    assert Roots([root, second]).resolve("org/small") == second / "org" / "small"
+    with pytest.raises(AccessRefused, match="may not be read") as error:
+        Roots([root]).resolve("org/small")
+    assert error.value.field == "checkpoint"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", "..", "a/b", "a\0"])

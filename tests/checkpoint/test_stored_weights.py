@@ -120,6 +120,81 @@ def test_one_scale_for_a_weight(tmp_path: Path) -> None:
     assert read_from(tmp_path, stack, None, "e.w").amax((1, 2)).tolist() == [2.0, 3.0]
 
 
+# --- NVIDIA's Model Optimizer -----------------------------------------------------------------------------------
+
+MODELOPT_METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8")
+
+
+@pytest.mark.parametrize("method", [None, *MODELOPT_METHODS])
+@pytest.mark.parametrize(
+    ("algorithm", "grid", "block"),
+    [
+        ("FP8", (), (256, 128)),
+        ("FP8_PER_CHANNEL_PER_TOKEN", (256,), (1, 128)),
+        ("FP8_PB_WO", (2, 1, 1, 1), (128, 128)),
+        ("fp8_pb_wo", (2, 1, 1, 1), (128, 128)),
+    ],
+)
+def test_float8_of_the_model_optimizer(
+    tmp_path: Path, method: str | None, algorithm: str, grid: tuple[int, ...], block: tuple[int, int]
+) -> None:
+    weight, scale = torch.randn(256, 128).to(torch.float8_e4m3fn), torch.rand(grid) + 0.1
+    tensors = {NAME: weight, f"{NAME}_scale": scale, "w.input_scale": torch.tensor(0.5)}
+    found = read_from(tmp_path, tensors, None if method is None else {"quant_method": method, "quant_algo": algorithm})
+    spread = scale.reshape(256 // block[0], 1).repeat_interleave(block[0], 0)
+    assert torch.equal(found, weight.float() * spread)
+
+
+@pytest.mark.parametrize("method", [None, *MODELOPT_METHODS, "compressed-tensors"])
+def test_float8_in_mx_blocks_under_the_plain_name(tmp_path: Path, method: str | None) -> None:
+    weight, scale = torch.randn(3, 64).to(torch.float8_e4m3fn), torch.randint(120, 130, (3, 2), dtype=torch.uint8)
+    declared = None if method is None else {"quant_method": method}
+    found = read_from(tmp_path, {NAME: weight, f"{NAME}_scale": scale}, declared)
+    assert torch.equal(found, weight.float() * torch.exp2(scale.float() - 127).repeat_interleave(32, 1))
+
+
+@pytest.mark.parametrize("algorithm", [None, "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"])
+@pytest.mark.parametrize("method", [None, "modelopt", "modelopt_fp4"])
+def test_float4_of_the_model_optimizer_is_that_of_compressed_tensors(
+    tmp_path: Path, method: str | None, algorithm: str | None
+) -> None:
+    """The same codes and scales of blocks; the scale over all multiplies where the other divides."""
+    parts, declared = vector("ct-nvfp4")
+    expected = read_from(tmp_path, parts, declared)
+    renamed = {
+        NAME: parts[f"{NAME}_packed"],
+        f"{NAME}_scale": parts[f"{NAME}_scale"],
+        f"{NAME}_scale_2": 1 / parts[f"{NAME}_global_scale"].reshape(()),
+    }
+    found = read_from(tmp_path, renamed, None if method is None else {"quant_method": method, "quant_algo": algorithm})
+    assert torch.allclose(found, expected, rtol=2**-22, atol=0)
+    if method is not None:
+        for lost in (f"{NAME}_scale", f"{NAME}_scale_2"):
+            left = {name: tensor for name, tensor in renamed.items() if name != lost}
+            fault = fault_in(tmp_path, left, {"quant_method": method, "quant_algo": "NVFP4"})
+            assert (fault.kind, fault.tensor) == ("scale-missing", lost)
+
+
+def test_what_the_model_optimizer_writes_and_is_not_read(tmp_path: Path) -> None:
+    whole = {NAME: torch.ones(4, 64, dtype=torch.uint8), f"{NAME}_scale": torch.ones(8, 2)}
+    for algorithm in ({"quant_algo": "W4A16_AWQ"}, {}):
+        fault = fault_in(tmp_path, whole, {"quant_method": "modelopt", **algorithm})
+        assert (fault.kind, fault.tensor) == ("unknown-form", NAME)
+    scaled = {NAME: torch.ones(4, 64).to(torch.float8_e4m3fn), f"{NAME}_scale": torch.ones(())}
+    for method in (None, "modelopt"):
+        declared = None if method is None else {"quant_method": method}
+        fault = fault_in(tmp_path, {**scaled, "w.pre_quant_scale": torch.ones(64)}, declared)
+        assert fault.kind == "unknown-form"
+        assert "inputs times w.pre_quant_scale" in fault.message
+
+
+@pytest.mark.parametrize("method", MODELOPT_METHODS)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
+def test_a_scale_of_the_model_optimizer_that_is_absent(tmp_path: Path, method: str, dtype: torch.dtype) -> None:
+    fault = fault_in(tmp_path, {NAME: torch.ones(4, 32).to(dtype)}, {"quant_method": method})
+    assert (fault.kind, fault.tensor) == ("scale-missing", f"{NAME}_scale")
+
+
 @pytest.mark.parametrize("name", ["experts.gate_up_proj", "mlp.mlp1_weight"])
 def test_mxfp4_experts_as_transformers_reads_them(tmp_path: Path, name: str) -> None:
     torch.manual_seed(2)

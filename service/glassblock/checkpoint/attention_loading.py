@@ -225,7 +225,13 @@ def _scale(loaded: _Loaded, row: AttentionRow, head_dim: int) -> float:
     of = None if row.scale.of is None else number_of(config, family, row.scale.of)
     if of is not None and of.value <= 0:
         raise InvalidValue(f"{of.source} is {of.value:g}, which scales no scores", hint="Correct the config.")
-    scale: float = (head_dim if of is None else of.value) ** row.scale.power
+    base, power = head_dim if of is None else of.value, row.scale.power
+    try:
+        scale: float = base**power
+    except OverflowError:
+        raise InvalidValue(
+            f"scores cannot be multiplied by {base:g} to the power {power:g}", hint="Correct attention.scale."
+        ) from None
     return scale / (loaded.tensors.layer + 1) if flag_of(config, family, row.scale.by_layer).value else scale
 
 

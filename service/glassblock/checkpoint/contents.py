@@ -11,13 +11,13 @@ from glassblock.checkpoint.config import ConfigFault, ConfigFile, read_config
 from glassblock.checkpoint.container import nowhere_container, read_container
 from glassblock.checkpoint.entries import Container
 from glassblock.checkpoint.family import Architecture
-from glassblock.checkpoint.files import leads_nowhere
+from glassblock.checkpoint.files import leads_nowhere, refusal
 from glassblock.checkpoint.index import Index, is_plain_name, read_index
 from glassblock.checkpoint.recognition import by_params
 from glassblock.checkpoint.roots import Roots, checked_file
 from glassblock.checkpoint.shard_names import is_shard
 from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
-from glassblock.errors import AccessRefused, TooLarge, UnknownCheckpoint
+from glassblock.errors import TooLarge, UnknownCheckpoint
 
 MAX_FILES = 100_000
 """In a directory that is opened, or that a file lies in."""
@@ -146,10 +146,10 @@ def _present(path: Path) -> frozenset[str]:
                 field="checkpoint",
                 hint="Give the checkpoint a directory of its own.",
             )
-    except PermissionError:
-        raise AccessRefused(
-            f"{path.name} may not be read", field="checkpoint", hint="Give the reading user permission."
-        ) from None
+    except OSError as error:
+        refused = refusal(error, path.name)
+        refused.field = "checkpoint"
+        raise refused from None
     raise UnknownCheckpoint(f"there is nothing at {path.name}", field="checkpoint", hint="Look at the path.")
 
 

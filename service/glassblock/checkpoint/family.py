@@ -90,11 +90,6 @@ Role = Literal[
     "kv_compressed",
     "index_compressed",
 ]
-Branch = Literal["ffn", "attention"]
-ROLES_OF: Mapping[Branch, tuple[Role, Role, Role]] = MappingProxyType(
-    {"ffn": ("ffn_in", "ffn_out", "resid_ffn"), "attention": ("attn_in", "attn_out", "resid_attn")}
-)
-"""The norms in a branch's input, output and residual places, as `Wiring` has them."""
 """Which norm: on a branch's input, on its output before the residual add, after that add, after the last layer, on
 queries, on keys, on values, on their compressed forms, in front of the projection back to the model's width, on
 embedding rows; where a dense network and a mixture run side by side, on what experts read and return, and on what
@@ -104,6 +99,12 @@ attention to an encoder reads and returns; on what a low-rank branch beside atte
 among several streams reads; on what leaves a layer of several networks; on keys and values that are compressed once
 more, those of an index among them.
 """
+
+Branch = Literal["ffn", "attention"]
+ROLES_OF: Mapping[Branch, tuple[Role, Role, Role]] = MappingProxyType(
+    {"ffn": ("ffn_in", "ffn_out", "resid_ffn"), "attention": ("attn_in", "attn_out", "resid_attn")}
+)
+"""The norms in a branch's input, output and residual places, as `Wiring` has them."""
 
 
 @dataclass(frozen=True)
@@ -384,15 +385,19 @@ class Architecture:
     def networks(self) -> tuple[FeedForwardRow, ...]:
         """Every kind of feed-forward network in its layers: dense ones first, then experts and shared ones."""
         dense = [self.feed_forward, *(variant.changes.get("feed_forward") for variant in self.layer_variants)]
-        mixtures = [self.mixture, *(variant.changes.get("mixture") for variant in self.layer_variants)]
-        parts = [part for mixture in mixtures if mixture is not None for part in (mixture.experts, mixture.shared)]
+        parts = [part for mixture in self.mixtures for part in (mixture.experts, mixture.shared)]
         return tuple(network for network in (*dense, *parts) if network is not None)
+
+    @property
+    def mixtures(self) -> tuple[MixtureRow, ...]:
+        """Every kind of mixture in its layers."""
+        mixtures = [self.mixture, *(variant.changes.get("mixture") for variant in self.layer_variants)]
+        return tuple(mixture for mixture in mixtures if mixture is not None)
 
     @property
     def routings(self) -> tuple[RoutingRow, ...]:
         """The routers of its mixtures."""
-        mixtures = [self.mixture, *(variant.changes.get("mixture") for variant in self.layer_variants)]
-        return tuple(mixture.routing for mixture in mixtures if mixture is not None and mixture.routing is not None)
+        return tuple(mixture.routing for mixture in self.mixtures if mixture.routing is not None)
 
     @property
     def network(self) -> FeedForwardRow:

@@ -63,7 +63,7 @@ def open_regular(path: Path, *, name: str | None = None) -> Generator[tuple[int,
         # Without O_NONBLOCK, opening a FIFO waits for a writer that may never come.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise _refusal(error, name) from None
+        raise refusal(error, name) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -88,8 +88,13 @@ def identity_now(path: Path, *, name: str) -> FileIdentity | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _refusal(error, name) from None
+        raise refusal(error, name) from None
     return _identity(path, status) if stat.S_ISREG(status.st_mode) else None
+
+
+def identity_of(descriptor: int, path: Path) -> FileIdentity:
+    """What the opened file is at this moment; `path` is what was opened."""
+    return _identity(path, os.fstat(descriptor))
 
 
 def _identity(path: Path, status: os.stat_result) -> FileIdentity:
@@ -117,7 +122,7 @@ def read_whole(path: Path, *, name: str, limit: int) -> bytes:
 
 def leads_nowhere(path: Path) -> bool:
     """Whether `path` is a link at whose end there is nothing, or that leads in a circle."""
-    if not path.is_symlink():
+    if not os.path.islink(path):  # noqa: PTH114  not the method of `path`, which raises in a folder that is closed
         return False
     try:
         os.path.realpath(path, strict=True)
@@ -137,17 +142,18 @@ def fill(descriptor: int, buffer: memoryview, offset: int, *, name: str) -> int:
         try:
             step = os.preadv(descriptor, [buffer[done : done + _LARGEST_READ]], offset + done)
         except OSError as error:
-            raise _refusal(error, name) from None
+            raise refusal(error, name) from None
         if step == 0:
             break
         done += step
     return done
 
 
-def _refusal(error: OSError, name: str) -> GlassblockError:
+def refusal(error: OSError, name: str) -> GlassblockError:
+    """What the system refused about the file `name`, as an error to raise."""
     words = os.strerror(error.errno or 0)
     match error.errno:
-        case errno.ENOENT | errno.ENOTDIR:
+        case errno.ENOENT | errno.ENOTDIR | errno.ENAMETOOLONG:
             return UnknownCheckpoint(f"{name} is not there", file=name, hint="Look at the path.")
         case errno.EACCES | errno.EPERM:
             return AccessRefused(

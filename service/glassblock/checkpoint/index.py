@@ -97,9 +97,9 @@ class Index:
         return not self.weight_map and not self.refused and all(fault.kind != "header" for fault in self.faults)
 
     @cached_property
-    def shards(self) -> tuple[str, ...]:
-        """The shards it names, sorted."""
-        return tuple(sorted(set(self.weight_map.values())))
+    def shards(self) -> Mapping[str, None]:
+        """The shards it names, sorted; a mapping, for they are looked up by name."""
+        return dict.fromkeys(sorted(set(self.weight_map.values())))
 
 
 def read_index(path: Path, *, real: Path | None = None) -> Index:
@@ -167,10 +167,11 @@ def compare_index(
     holders = holders_of(containers.values())
     absent = [shard for shard in index.shards if shard not in containers]
     faults = [_missing_shards(index, absent, claimed, nowhere)] if absent else []
+    unsure = not all(container.listed for container in containers.values())
     for shard in index.shards:
         container = containers.get(shard)
         if container is not None and container.listed:
-            faults.extend(_claims(index, shard, container, claimed[shard], holders, unsure=_unsure(containers)))
+            faults.extend(_claims(index, shard, container, claimed[shard], holders, unsure=unsure))
     for shard, container in sorted(containers.items()):
         unlisted = [name for name in container.entries if name not in index.weight_map and name not in index.refused]
         if unlisted:
@@ -180,7 +181,7 @@ def compare_index(
             hint = "A loader that follows the index skips them: add them to it, or remove them."
             faults.append(IndexFault("unlisted-tensor", container.file, message, hint, tuple(unlisted)))
     once = len(holders) == sum(len(container.entries) for container in containers.values())
-    if not faults and once and all(container.listed for container in containers.values()):
+    if not faults and once and not unsure:
         faults.extend(_total_size(index, containers.values()))
     return tuple(faults)
 
@@ -194,7 +195,7 @@ def duplicate_faults(containers: Iterable[Container]) -> tuple[IndexFault, ...]:
         IndexFault(
             "duplicate",
             files[-1],
-            f"{names_in_words(names)} lies in {' and in '.join(file.name for file in files)}",
+            f"{names_in_words(names)} lies in {_files_in_words(files)}",
             "Keep one copy. Without an index, which of them a loader takes depends on the order it reads in.",
             tuple(names),
         )
@@ -296,6 +297,11 @@ def names_in_words(names: Sequence[str]) -> str:
     return f"{len(names):,} tensors ({first}{more})"
 
 
+def _files_in_words(files: Sequence[Path]) -> str:
+    more = f" and in {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
+    return " and in ".join(file.name for file in files[:_SHOWN]) + more
+
+
 def _missing_shards(
     index: Index, absent: Sequence[str], claimed: Mapping[str, list[str]], nowhere: Collection[str]
 ) -> IndexFault:
@@ -305,12 +311,8 @@ def _missing_shards(
     first = "" if len(absent) == 1 else f", the first is {shown(absent[0])}"
     links = nowhere_in_words([shard for shard in absent if shard in nowhere])
     message = f"{which} absent{first}{links}; {index.file.name} puts {names_in_words(tensors)} there"
-    hint = "Download what is missing, or write the index again."
+    hint = "Download what is missing. Only where it was left out on purpose, write the index again without it."
     return IndexFault("missing-shard", index.file.with_name(absent[0]), message, hint, tensors)
-
-
-def _unsure(containers: Mapping[str, Container]) -> bool:
-    return not all(container.listed for container in containers.values())
 
 
 def _claims(

@@ -90,8 +90,11 @@ def _resolved(
     found, faults = look_up(checkpoint, wanted, sizes, layer)
     parts = tuple(attention_parts(checkpoint, row, prefix))
     attended, more = look_up(checkpoint, parts, sizes, layer)
+    asked_for = {item.name for item in (*wanted, *parts) if item.declared}  # as a router's correction, say
     denied = {
-        item.name: item.denied_by for item in (*wanted, *parts) if not item.declared and item.name in checkpoint.entries
+        item.name: item.denied_by
+        for item in (*wanted, *parts)
+        if not item.declared and item.name in checkpoint.entries and item.name not in asked_for
     }
     if row.mixture is not None:
         faults = experts_missing(row.mixture, faults, found, checkpoint, layer=layer)

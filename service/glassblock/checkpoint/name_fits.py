@@ -35,6 +35,21 @@ def find_trunk(row: Architecture, names: Iterable[str]) -> tuple[Trunk | None, t
     return None, ()
 
 
+def known_names(row: Architecture, names: Collection[str]) -> int:
+    """How many of the names are those of a layer of the family, or of what lies outside its layers."""
+    trunk, _ = find_trunk(row, names)
+    if trunk is None:
+        return 0
+    own = [name for name, _ in _templates(row, first_expert="{j}")]
+    own += [name for part, _ in _attention_projections(row) for name in (part.weight, part.bias)]
+    inner = "|".join(map(_pattern, {*own, *row.layer_names()}))
+    before, after = (re.escape(part) for part in f"{trunk.prefix}{row.layer}".split("{i}"))
+    known = re.compile(f"{before}(?:0|[1-9][0-9]{{0,8}}){after}(?:{inner})")
+    outer = {trunk.head, trunk.embedding, trunk.prefix + (row.embedding or "")}
+    outer |= {trunk.prefix + name for norm in row.norms if norm.role == "final" for name in (norm.gain, norm.bias)}
+    return sum(name in outer or known.fullmatch(name) is not None for name in names)
+
+
 def _pattern(template: str) -> str:
     """A template's regular expression: any expert is like the first, and any head."""
     return re.sub(r"\\\{[jh]\\\}", "(?:0|[1-9][0-9]{0,8})", re.escape(template))

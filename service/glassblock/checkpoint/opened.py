@@ -22,7 +22,7 @@ from glassblock.checkpoint.shard_names import is_shard
 from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.variants import row_for
 from glassblock.checkpoint.weight_sets import SINGLE_NAME, in_use, join_entries, weight_set_faults
-from glassblock.checkpoint.wrappers import with_wrappers
+from glassblock.checkpoint.wrappers import are_wrapped, with_wrappers
 from glassblock.errors import (
     DamagedCheckpoint,
     FamilyMismatch,
@@ -218,7 +218,11 @@ def assemble(contents: Contents) -> Checkpoint:
     if family_fault is not None and all_listed:
         fitted = with_fitting(family_fault, entries)
         family_fault = with_wrappers(fitted, entries) if fitted is family_fault else fitted
-    row, trunk, layers, tower = _placed(row, config, entries)
+    if row is not None and all_listed and are_wrapped(entries, row_for(row, config)):
+        # Of names that are partly wrapped, what is left would pass for a damaged checkpoint.
+        row, trunk, layers, tower = row_for(row, config), None, (), None
+    else:
+        row, trunk, layers, tower = _placed(row, config, entries)
     if row is not None and trunk is None and all_listed:
         family_fault = no_trunk(row, entries, directory, asked=contents.asked is not None)
         family_fault = with_wrappers(family_fault, entries, row)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from glassblock.checkpoint.changes import AlteredEntry, changed, row_bytes, sought, unmoved
-from glassblock.checkpoint.container import TensorEntry
-from glassblock.checkpoint.files import fill, open_regular
+from glassblock.checkpoint.entries import TensorEntry
+from glassblock.checkpoint.files import FileIdentity, fill, identity_of, open_regular
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import DamagedCheckpoint, FamilyMismatch, GlassblockError, InvalidValue
 
@@ -190,7 +190,8 @@ def read_run(entries: Sequence[TensorEntry], start: int, flat: Tensor) -> bool:
         with open_regular(real, name=name) as (descriptor, now):
             if before not in {None, now}:
                 return False
-            return fill(descriptor, memoryview(cast("bytearray", flat.numpy())), start, name=name) == flat.numel()
+            done = fill(descriptor, memoryview(cast("bytearray", flat.numpy())), start, name=name)
+            return done == flat.numel() and before in {None, identity_of(descriptor, real)}
     except GlassblockError:
         return False
 
@@ -254,17 +255,25 @@ def _altered_pieces(entry: AlteredEntry, step: int, device: torch.device, meter:
 
 @contextmanager
 def _opened(entry: TensorEntry) -> Generator[int]:
-    before = entry.identity
-    real = entry.file.resolve() if before is None else before.real
+    """The file that a tensor lies in; it is the same when it was read as when its header was."""
+    real = entry.file.resolve() if entry.identity is None else entry.identity.real
     with open_regular(real, name=entry.file.name) as (descriptor, now):
-        if before is not None and now != before and now.size >= entry.stop:
-            raise DamagedCheckpoint(
-                f"{entry.file.name} was changed after its header was read",
-                file=entry.file.name,
-                tensor=entry.name,
-                hint="Open the checkpoint again.",
-            )
+        _require_same(entry, now)
         yield descriptor
+        _require_same(entry, identity_of(descriptor, real))
+
+
+def _require_same(entry: TensorEntry, now: FileIdentity) -> None:
+    if entry.identity in {None, now}:
+        return
+    if now.size < entry.stop:
+        raise _cut(entry, now.size)
+    raise DamagedCheckpoint(
+        f"{entry.file.name} was changed after its header was read",
+        file=entry.file.name,
+        tensor=entry.name,
+        hint="Open the checkpoint again.",
+    )
 
 
 def _fill_from(descriptor: int, entry: TensorEntry, offset: int, flat: Tensor) -> None:
@@ -272,14 +281,18 @@ def _fill_from(descriptor: int, entry: TensorEntry, offset: int, flat: Tensor) -
     start = entry.start + offset
     done = fill(descriptor, memoryview(cast("bytearray", flat.numpy())), start, name=entry.file.name)
     if done < flat.numel():
-        raise DamagedCheckpoint(
-            f"{entry.file.name} ends at byte {start + done:,}, inside tensor {shown(entry.name)}, "
-            f"which reaches to byte {entry.stop:,}",
-            file=entry.file.name,
-            tensor=entry.name,
-            byte=start + done,
-            hint="Download or copy the file again.",
-        )
+        raise _cut(entry, start + done)
+
+
+def _cut(entry: TensorEntry, end: int) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{entry.file.name} ends at byte {end:,}, inside tensor {shown(entry.name)}, "
+        f"which reaches to byte {entry.stop:,}",
+        file=entry.file.name,
+        tensor=entry.name,
+        byte=end,
+        hint="Download or copy the file again.",
+    )
 
 
 def _fill_staged(descriptor: int, entry: TensorEntry, flat: Tensor) -> None:

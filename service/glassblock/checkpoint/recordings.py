@@ -6,7 +6,8 @@ from pathlib import Path
 
 from glassblock.checkpoint.container import read_container
 from glassblock.checkpoint.entries import TensorEntry
-from glassblock.checkpoint.roots import Roots, checked_file, shown
+from glassblock.checkpoint.roots import Roots, checked_file
+from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
 from glassblock.errors import (
     AccessRefused,

@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from glassblock.checkpoint.files import leads_nowhere
+from glassblock.checkpoint.files import leads_nowhere, refusal
 from glassblock.checkpoint.index import is_plain_name
 from glassblock.checkpoint.strict_json import shown
 from glassblock.checkpoint.weight_sets import WEIGHTS_SUFFIX
-from glassblock.errors import AccessRefused, InvalidValue, UnknownCheckpoint
+from glassblock.errors import AccessRefused, GlassblockError, InvalidValue, UnknownCheckpoint
 
 MAX_NAME_BYTES = 1024
 MAX_DEPTH = 8
@@ -73,28 +73,32 @@ class Roots:
 
         Raises:
             InvalidValue: It is empty, too long, or no path.
-            AccessRefused: It is absolute, climbs with `..`, or leads out of the roots through a link, and no other
-                root has it.
+            AccessRefused: It is absolute, climbs with `..`, or leads out of the roots through a link or into a folder
+                that is closed, and no other root has it.
             UnknownCheckpoint: Nothing has that name; near names are in the hint.
         """
-        parts, refused = _parts(name), False
+        parts = _parts(name)
+        refused: GlassblockError | None = None  # told in the end: another root may have a checkpoint of this name
         for root in self.paths:
             path = root.joinpath(*parts)
             real = Path(os.path.realpath(path))
             if not self.allows(real):
-                refused = True  # another root may have a checkpoint of this name
+                refused = AccessRefused(
+                    f"{shown(name)} leads out of the configured roots through a link",
+                    hint="Links may point inside a root only.",
+                )
                 continue
-            if real.is_dir():
-                return real
-            # A weight file that is a link to nowhere is damage, and not a wrong name.
-            if real.is_file() or (path.name.endswith(WEIGHTS_SUFFIX) and leads_nowhere(path)):
-                return Path(os.path.realpath(path.parent)) / path.name
-        if refused:
-            raise AccessRefused(
-                f"{shown(name)} leads out of the configured roots through a link",
-                field="checkpoint",
-                hint="Links may point inside a root only.",
-            )
+            try:
+                if real.is_dir():
+                    return real
+                # A weight file that is a link to nowhere is damage, and not a wrong name.
+                if real.is_file() or (path.name.endswith(WEIGHTS_SUFFIX) and leads_nowhere(path)):
+                    return Path(os.path.realpath(path.parent)) / path.name
+            except OSError as error:
+                refused = refusal(error, shown(name))
+        if refused is not None:
+            refused.field = "checkpoint"
+            raise refused
         near = get_close_matches(name, self._listing(NEAR_FOLDERS).names, n=3, cutoff=0.5)
         hint = f"Near: {', '.join(near)}." if near else "GET /v1/checkpoints lists them."
         raise UnknownCheckpoint(f"there is no checkpoint {shown(name)}", field="checkpoint", hint=hint)

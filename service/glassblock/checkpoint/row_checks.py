@@ -19,6 +19,7 @@ from glassblock.checkpoint.family import (
     Trunk,
     TwoThirds,
 )
+from glassblock.checkpoint.settings import BEYOND
 from glassblock.checkpoint.strict_json import shown
 from glassblock.errors import InvalidValue
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, GATINGS, LEARNED_ACTIVATIONS
@@ -70,8 +71,9 @@ def _check_size_settings(sizes: Mapping[Size, SizeSetting], field: str) -> None:
             whole.append(default.times)
         elif default is not None:
             whole.append(default)
-        if min(whole) < 1:
-            refuse(f"{field}.{size}", f"holds {min(whole)}", "Give whole numbers from 1.")
+        for number in whole:
+            if not 1 <= number < BEYOND:
+                refuse(f"{field}.{size}", f"holds {said(number)}", "Give whole numbers from 1, below 2^63.")
     try:
         TopologicalSorter(follow).prepare()
     except CycleError as error:

@@ -13,7 +13,7 @@ from glassblock.errors import DamagedCheckpoint
 V = TypeVar("V")
 E = TypeVar("E", bound=StrEnum)
 
-_BEYOND = 2**63
+BEYOND = 2**63
 """No size, count or length reaches it; what does overflows what is computed with it."""
 
 
@@ -35,7 +35,8 @@ def size_of(config: ConfigFile, row: Architecture, size: Size) -> Sourced[int] |
     setting = row.sizes.get(size)
     if setting is None:
         return None
-    declared = _declared(config, row, setting.keys, _positive_integer, "a positive whole number")
+    wanted = "a positive whole number" if setting.over == 1 else f"a whole number from {setting.over}"
+    declared = _declared(config, row, setting.keys, lambda value: _whole_from(setting.over, value), wanted)
     if declared is not None:
         if setting.over == 1:
             return declared
@@ -50,7 +51,7 @@ def size_of(config: ConfigFile, row: Architecture, size: Size) -> Sourced[int] |
 def _ratio(config: ConfigFile, row: Architecture, ratio: Ratio) -> Sourced[int] | None:
     of = size_of(config, row, ratio.of)
     over = None if ratio.over is None else size_of(config, row, ratio.over)
-    if of is None or (ratio.over is not None and over is None):
+    if of is None or (ratio.over is not None and (over is None or over.value == 0)):
         return None
     words = f"{ratio.of} x {ratio.times}" if ratio.times != 1 else ratio.of
     words += f" / {ratio.over}" if ratio.over is not None else ""
@@ -62,19 +63,19 @@ def _two_thirds(config: ConfigFile, row: Architecture, rule: TwoThirds) -> Sourc
     of = size_of(config, row, rule.of)
     if of is None:
         return None
-    factor = number_of(config, row, rule.factor)
-    multiple = max(1, int(number_of(config, row, rule.multiple_of).value))
+    factor, declared = number_of(config, row, rule.factor), number_of(config, row, rule.multiple_of)
+    multiple = max(1, int(declared.value))
     grown = factor.value * int(2 * rule.times * of.value / 3)
-    if not 1 <= grown < _BEYOND:
+    width = -(-int(grown) // multiple) * multiple if 1 <= grown < BEYOND else 0
+    if not 1 <= width < BEYOND:
         raise DamagedCheckpoint(
-            f"{factor.source} is {factor.value:g}, which makes no width of {rule.of} {of.value}",
+            f"{factor.source} is {factor.value:g} and {declared.source} is {declared.value:g}, which make no width of "
+            f"{rule.of} {of.value}",
             file=config.path.name,
             hint="Correct the config.",
         )
-    width = int(grown)
-    rounded = (width + multiple - 1) // multiple * multiple
     words = f"{_default(row)}: 2/3 of {rule.of} x {rule.times}, times {factor.value:g}, up to a multiple of {multiple}"
-    return Sourced(rounded, words, defaulted=True)
+    return Sourced(width, words, defaulted=True)
 
 
 def number_of(config: ConfigFile | None, row: Architecture, setting: Setting[float]) -> Sourced[float]:
@@ -238,13 +239,17 @@ def branch_scale_of(config: ConfigFile | None, row: Architecture, scale: Scale, 
 
 
 def config_faults(config: ConfigFile, row: Architecture) -> tuple[ConfigFault, ...]:
-    """Every value that this family reads and that is of the wrong type."""
+    """Every value that this family reads, in any of its layers, and that is of the wrong type."""
+    changes = [variant.changes for variant in row.layer_variants]
+    norms = [*row.norms, *(norm for change in changes for norm in change.get("norms", ()))]
+    norms.extend([] if row.embedding_norm is None else [row.embedding_norm])
     numbers = [
+        row.extra_layers,
         row.residual_scale,
         row.branch_scale.of if isinstance(row.branch_scale, OverRootDepth) else row.branch_scale,
     ]
     numbers.extend([row.embedding_scale] if isinstance(row.embedding_scale, Setting) else [])
-    flags: list[Setting[bool]] = []
+    flags = [mixture.router_bias for mixture in row.mixtures]
     checks: list[Callable[[], object]] = [lambda: tied_of(config, row)]
     for network in row.networks:
         flags.extend(flag for flag in (network.bias, network.down_bias) if flag is not None)
@@ -254,12 +259,13 @@ def config_faults(config: ConfigFile, row: Architecture) -> tuple[ConfigFault, .
         if network.fused is not None:
             checks.append(lambda blocks=network.fused.blocks: blocks_of(config, row, blocks))
     checks.extend(lambda size=size: size_of(config, row, size) for size in row.sizes)
-    checks.extend(lambda norm=norm: eps_of(config, row, norm.eps) for norm in row.norms)
+    checks.extend(lambda norm=norm: eps_of(config, row, norm.eps) for norm in norms)
     checks.extend(lambda flag=flag: flag_of(config, row, flag) for flag in flags)
     checks.extend(lambda setting=setting: number_of(config, row, setting) for setting in numbers)
+    attentions = (row.attention, *(change.get("attention") for change in changes))
     checks.extend(
         lambda setting=setting: _read(config, row, setting)
-        for part in (row.attention, row.logits, *row.routings)
+        for part in (*attentions, row.logits, *row.routings)
         for setting in _settings_in(part)
     )
     faults: dict[str, ConfigFault] = {}
@@ -327,12 +333,16 @@ def _default(row: Architecture) -> str:
     return f"default of family {row.name}"
 
 
+def _whole_from(least: int, value: object) -> int | None:
+    return value if type(value) is int and least <= value < BEYOND else None
+
+
 def _positive_integer(value: object) -> int | None:
-    return value if type(value) is int and 0 < value < _BEYOND else None
+    return _whole_from(1, value)
 
 
 def _natural(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < _BEYOND else None
+    return _whole_from(0, value)
 
 
 def _text(value: object) -> str | None:

@@ -85,11 +85,11 @@ class Sought:
             raise self.misfit(role, f"is stored as {dtype}, where {' or '.join(codes)} is expected")
         return dtype
 
-    def expect(self, role: str, expected: tuple[int, ...], *, why: str) -> None:
-        """Refuse a part of another shape."""
-        if self.parts[role].shape != expected:
-            shape = list(self.parts[role].shape)
-            raise self.misfit(role, f"has the shape {shape} where {list(expected)} is expected ({why})")
+    def expect(self, role: str, expected: tuple[int, ...], *, why: str, ones: bool = True) -> None:
+        """Refuse a part of another shape; without `ones` axes of length one may be there or not."""
+        found = self.parts[role].shape
+        if found != expected and (ones or _longer(found) != _longer(expected)):
+            raise self.misfit(role, f"has the shape {list(found)} where {list(expected)} is expected ({why})")
 
     def unclear(self, problem: str) -> Unfit:
         """Why the codes are none of a form that is known, though they may be sound."""
@@ -113,6 +113,10 @@ class Sought:
         message = f"{self.main.name} cannot be read: {where} is {told}; known are {', '.join(known)}"
         hint = "Convert the checkpoint to a form that is known, or dequantise it first."
         return Unfit(StorageFault("unknown-form", self.main.name, self.main, message, hint, known))
+
+
+def _longer(shape: tuple[int, ...]) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,10 @@ def _plan_eight_bits(sought: Sought) -> Layout:
     rows, columns = sought.axes("codes", 2)
     sought.dtype_of("scale", "F32")
     sought.expect("scale", (rows,), why="one for each row")
-    if "format" in sought.parts and sought.parts["format"].elements != 1:
-        raise sought.misfit("format", "is no single number")
+    if "format" in sought.parts:
+        sought.dtype_of("format", "U8", "I32", "I64")
+        if sought.parts["format"].elements != 1:
+            raise sought.misfit("format", "is no single number")
     return Layout(
         (rows, columns),
         MappingProxyType(dict(sought.parts)),

@@ -17,6 +17,11 @@ FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 EXPONENTS = ("F8_E8M0", "U8")
 SCALES = ("F32", "BF16", "F16")
 
+MODELOPT = frozenset({"modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"})
+"""What NVIDIA's Model Optimizer and its loaders call its files; the form of a weight is told by its parts."""
+
+_INPUT_FACTORS = ("{stem}.pre_quant_scale",)
+
 BLOCK_SIZE = (128, 128)
 """Rows and columns that share a scale where no config says so: the default of the format's own configuration."""
 
@@ -41,8 +46,16 @@ def _plan_fp8_blocks(sought: Sought) -> Layout:
 
 def _plan_scaled(sought: Sought) -> Layout:
     *lead, rows, columns = shape = sought.axes("codes", 2, 3)
+    _refuse_input_factors(sought)
     scale = sought.parts["scale"]
+    if scale.dtype in EXPONENTS and scale.shape == (*lead, *_grid(shape, _MXFP8_BLOCK)):
+        return _scaled(sought, shape, scale, _MXFP8_BLOCK, f"one scale for each block of {list(_MXFP8_BLOCK)}")
     sought.dtype_of("scale", *SCALES)
+    default = None
+    if len(scale.shape) == 4 and not lead and scale.shape[1::2] == (1, 1):
+        # As the Model Optimizer writes blocks, of the one size that its loaders know.
+        default, scale = BLOCK_SIZE, replace(scale, shape=scale.shape[::2])
+        sought = replace(sought, parts=MappingProxyType({**sought.parts, "scale": scale}))
     if scale.elements == 1 and not lead:
         grid, block, detail = (1, 1), (rows, columns), "one scale"
     elif scale.shape in {tuple(lead), (*lead, 1, 1)}:
@@ -50,7 +63,7 @@ def _plan_scaled(sought: Sought) -> Layout:
     elif scale.shape in {(*lead, rows), (*lead, rows, 1)}:
         grid, block, detail = (*lead, rows, 1), (1, columns), "one scale for each row"
     else:
-        block = _declared_block(sought, shape)
+        block = _declared_block(sought, shape, default)
         grid, detail = (*lead, *_grid(shape, block)), f"one scale for each block of {list(block)}"
         sought.expect("scale", grid, why=detail)
     layout = _scaled(sought, shape, replace(scale, shape=grid), block, detail)
@@ -60,8 +73,7 @@ def _plan_scaled(sought: Sought) -> Layout:
             raise sought.lack("zero", "the config declares weights with a zero point (symmetric is false)")
         return layout
     sought.dtype_of("zero", "I8", *sorted(FLOAT8))
-    if zero.elements != scale.elements:
-        sought.expect("zero", scale.shape, why="one for each scale")
+    sought.expect("zero", scale.shape, why="one for each scale", ones=False)
     return replace(
         layout,
         parts=MappingProxyType({**layout.parts, "zero": replace(zero, shape=grid)}),
@@ -86,19 +98,36 @@ def _plan_mxfp4(sought: Sought) -> Layout:
 
 
 def _plan_packed_fp4(sought: Sought) -> Layout:
+    return _plan_fp4(sought, "global_scale")
+
+
+def _plan_modelopt_fp4(sought: Sought) -> Layout:
+    algorithm = None if sought.declared is None else sought.declared.text("quant_algo")
+    named = algorithm is not None and "fp4" in algorithm
+    if algorithm is not None and not named and algorithm != "mixed_precision":
+        raise sought.unknown_setting("quant_algo", algorithm, ("NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"))
+    _refuse_input_factors(sought)
+    scale, rows = sought.parts["scale"], sought.axes("codes", 2)[0]
+    # In the same names lie codes of whole numbers, two rows to a byte.
+    if not named and (scale.dtype not in {"F8_E4M3", *EXPONENTS} or scale.shape[:1] != (rows,)):
+        raise sought.unclear(f"has no scales of FP4 beside it, but {sought.names['scale']}")
+    return _plan_fp4(sought, "global_factor")
+
+
+def _plan_fp4(sought: Sought, over_all: str) -> Layout:
     rows, half = sought.axes("codes", 2)
     dtype = sought.dtype_of("scale", "F8_E4M3", *EXPONENTS)
     size = 16 if dtype == "F8_E4M3" else 32
     sought.expect("scale", (rows, -(-2 * half // size)), why=f"one for each {size} columns")
     parts = {role: sought.parts[role] for role in ("codes", "scale")}
     if size == 16:
-        whole = sought.parts.get("global_scale")
+        whole = sought.parts.get(over_all)
         if whole is None:
-            raise sought.lack("global_scale", "scales in FP8 are read relative to it (nvfp4)")
-        sought.dtype_of("global_scale", *SCALES)
+            raise sought.lack(over_all, "scales in FP8 are read relative to it (nvfp4)")
+        sought.dtype_of(over_all, *SCALES)
         if whole.elements != 1:
-            raise sought.misfit("global_scale", f"has the shape {list(whole.shape)} where one number is expected")
-        parts["global_scale"] = replace(whole, shape=(1,))
+            raise sought.misfit(over_all, f"has the shape {list(whole.shape)} where one number is expected")
+        parts[over_all] = replace(whole, shape=(1,))
     return Layout(
         (rows, 2 * half),
         MappingProxyType(parts),
@@ -107,6 +136,12 @@ def _plan_packed_fp4(sought: Sought) -> Layout:
         bits=4,
         block=(1, size),
     )
+
+
+def _refuse_input_factors(sought: Sought) -> None:
+    """A weight whose inputs are multiplied channel by channel is more than its codes and scales."""
+    if "input_factors" in sought.parts:
+        raise sought.unclear(f"is applied to inputs times {sought.names['input_factors']}, which is not read")
 
 
 def _scaled(sought: Sought, shape: tuple[int, ...], scale: TensorEntry, block: tuple[int, int], detail: str) -> Layout:
@@ -124,7 +159,7 @@ def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
     return -(-shape[-2] // block[0]), -(-shape[-1] // block[1])
 
 
-def _declared_block(sought: Sought, shape: tuple[int, ...]) -> tuple[int, int]:
+def _declared_block(sought: Sought, shape: tuple[int, ...], default: tuple[int, int] | None) -> tuple[int, int]:
     """The block that the config declares and whose grid the scale has, or groups that divide the columns."""
     found = sought.axes("scale", len(shape))
     schemes = () if sought.declared is None else sought.declared.weight_schemes()
@@ -133,6 +168,8 @@ def _declared_block(sought: Sought, shape: tuple[int, ...]) -> tuple[int, int]:
     blocks.extend((1, size) for size in sizes)
     if sought.declared is not None and (block := sought.declared.pair("weight_block_size")) is not None:
         blocks.append(block)
+    if not blocks and default is not None:
+        blocks.append(default)
     for block in blocks:
         if found == (*shape[:-2], *_grid(shape, block)):
             return block
@@ -174,6 +211,8 @@ def _read_mxfp4(parts: Mapping[str, Tensor], layout: Layout) -> Tensor:
 def _read_packed_fp4(parts: Mapping[str, Tensor], layout: Layout) -> Tensor:
     scale = parts["scale"]
     numbers = powers_of_two(scale) if layout.block[1] == 32 else scale.to(torch.float32)
+    if "global_factor" in parts:
+        numbers = numbers * parts["global_factor"].to(torch.float32)
     if "global_scale" in parts:
         numbers = numbers / parts["global_scale"].to(torch.float32)
     return dequantise_float4(parts["codes"], numbers, layout.block[1])
@@ -196,11 +235,11 @@ SCALED_STORAGES = (
         codes=("{name}",),
         dtypes=FLOAT8 | {"I8"},
         needs=MappingProxyType({"scale": ("{name}_scale",)}),
-        methods=frozenset({"compressed-tensors", "fbgemm_fp8", "fp8"}),
+        methods=frozenset({"compressed-tensors", "fbgemm_fp8", "fp8"}) | MODELOPT,
         axes="plain",
         plan=_plan_scaled,
         dequantise=_read_scaled,
-        may=MappingProxyType({"zero": ("{name}_zero_point",)}),
+        may=MappingProxyType({"zero": ("{name}_zero_point",), "input_factors": _INPUT_FACTORS}),
         tells=("scale",),
     ),
     Storage(
@@ -223,6 +262,18 @@ SCALED_STORAGES = (
         plan=_plan_packed_fp4,
         dequantise=_read_packed_fp4,
         may=MappingProxyType({"global_scale": ("{name}_global_scale",)}),
+    ),
+    Storage(
+        name="FP4 of the Model Optimizer",
+        codes=("{name}",),
+        dtypes=frozenset({"U8"}),
+        needs=MappingProxyType({"scale": ("{name}_scale",)}),
+        methods=MODELOPT,
+        axes="out_in",
+        plan=_plan_modelopt_fp4,
+        dequantise=_read_packed_fp4,
+        may=MappingProxyType({"global_factor": ("{name}_scale_2",), "input_factors": _INPUT_FACTORS}),
+        tells=("global_factor",),
     ),
 )
 """Which of them a weight lies in is told by the names of its scales."""

@@ -25,6 +25,19 @@ STORAGES: tuple[Storage, ...] = (*CODEBOOK_STORAGES, *SCALED_STORAGES, *PACKED_S
 KNOWN_METHODS: tuple[str, ...] = tuple(sorted({method for storage in STORAGES for method in storage.methods}))
 """The values of `quant_method` that are read."""
 
+_SCALES = (
+    *("{name}_scale", "{name}_scale_inv", "{name}_scale_2", "{name}_scales", "{name}._scale", "{name}_scb"),
+    *("{name}_scaling_factor", "{stem}.weights_scaling_factor", "{stem}.scale", "{stem}.scales", "{stem}.scale_weight"),
+    *("{stem}.SCB", "{stem}.scb"),
+)
+"""What writers call the scale of a weight, whether the form is read here or not."""
+
+_UNREAD_CODES = (
+    *("{stem}.W_q", "{stem}.codes", "{stem}.indices", "{stem}.dense_weights", "{name}._data", "{name}_qdata"),
+    *("{stem}._weight_qdata", "{stem}.q_weight", "{stem}.trellis", "{stem}.Qidxs", "{stem}.B"),
+)
+"""What methods that are not read call the codes of a weight: HQQ, AQLM, VPTQ, SpQR, Quanto, torchao and others."""
+
 _LIKE_PLAIN = tuple(storage for storage in STORAGES if storage.dtypes & FLOAT_CODES)
 
 
@@ -102,6 +115,17 @@ def stored_weight(
         return StorageFault(kind, error.tensor or sought.main.name, sought.main, error.message, error.hint or "")
 
 
+def scale_beside(entries: Mapping[str, TensorEntry], name: str) -> str | None:
+    """A tensor beside the weight `name` that is called as scales are, whatever the form; None where there is none."""
+    names = (template.format(name=name, stem=name.removesuffix(".weight")) for template in _SCALES)
+    return next((found for found in names if found in entries), None)
+
+
+def is_read(declared: DeclaredQuantisation) -> bool:
+    """Whether a form of the method that a config declares is read here; so it is taken where it names none."""
+    return declared.method is None or declared.method in KNOWN_METHODS
+
+
 def read_stored(
     stored: StoredWeight,
     device: torch.device | str,
@@ -163,22 +187,27 @@ def _choose(
     method = None if declared is None else declared.method
     found = [(storage, sought) for storage in STORAGES if (sought := _sought(storage, entries, declared, name))]
     told = [pair for pair in found if not pair[0].tells or any(role in pair[1].parts for role in pair[0].tells)]
-    main = told[0][1].main if told else _codes(entries, name)
+    unread = declared is not None and not is_read(declared)
+    main = told[0][1].main if told else _codes(entries, name, _UNREAD_CODES if unread else ())
     if main is None:
         return None
-    if method is not None and method not in KNOWN_METHODS:
-        return _unknown_method(main, f"{declared.key if declared else ''}.quant_method", method)
+    if declared is not None and unread:
+        return _unknown_method(main, declared)
     likely = [pair for pair in told or found if method is None or method in pair[0].methods]
-    if likely and (told or method is not None):
+    beside = None if told else scale_beside(entries, name)
+    if likely and (told or (method is not None and (beside is None or len(likely[0][1].parts) > 1))):
         # Without any scale beside the codes, the method that is declared says which one is missing.
         return likely[0]
-    return _contradicted(told[0], method) if told else _unknown_form(main, method)
+    if told:
+        return _contradicted(told[0], method)
+    return _unknown_form(main, method) if beside is None else _unread_scale(main, beside, name)
 
 
-def _codes(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry | None:
+def _codes(entries: Mapping[str, TensorEntry], name: str, others: tuple[str, ...]) -> TensorEntry | None:
     """The tensor that would hold the codes, whatever its dtype."""
     stem = name.removesuffix(".weight")
-    names = (template.format(name=name, stem=stem) for storage in STORAGES for template in storage.codes)
+    templates = (*(template for storage in STORAGES for template in storage.codes), *others)
+    names = (template.format(name=name, stem=stem) for template in templates)
     return next((entries[found] for found in names if found in entries), None)
 
 
@@ -197,11 +226,18 @@ def _sought(
     return Sought(name, MappingProxyType(parts), MappingProxyType(names), declared)
 
 
-def _unknown_method(main: TensorEntry, key: str, method: str) -> StorageFault:
-    known = ", ".join(KNOWN_METHODS)
-    message = f"{main.name} ({main.dtype}) is not read: {key} is {shown(method)}; known are {known}"
+def _unknown_method(main: TensorEntry, declared: DeclaredQuantisation) -> StorageFault:
+    key, known = f"{declared.key}.quant_method", ", ".join(KNOWN_METHODS)
+    message = f"{key} is {shown(declared.method or '')}, which is not read; known are {known}"
     hint = "Dequantise the checkpoint first, or convert it to a form that is read."
     return StorageFault("unknown-method", main.name, main, message, hint, KNOWN_METHODS)
+
+
+def _unread_scale(main: TensorEntry, beside: str, name: str) -> StorageFault:
+    module = name.removesuffix("weight")
+    message = f"weights of {main.dtype} with a scale called {beside.removeprefix(module)} beside them are not read"
+    hint = "Dequantise the checkpoint first, or convert it to a form that is read."
+    return StorageFault("unknown-form", main.name, main, message, hint, KNOWN_METHODS)
 
 
 def _unknown_form(main: TensorEntry, method: str | None) -> StorageFault:

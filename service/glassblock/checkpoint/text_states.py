@@ -116,20 +116,22 @@ def embedded(
     wide = None if entry is None else torch.promote_types(torch_dtype(entry), torch.float32)
     rows = embedding_rows(checkpoint, flat, device, meter, dtype=dtype or wide).x
     x = rows.reshape(*token_ids.shape, rows.shape[-1])
-    width = None if checkpoint.config is None else size_of(checkpoint.config, row, "hidden")
-    if width is not None and width.value != x.shape[-1]:
+    hidden = None if checkpoint.config is None else size_of(checkpoint.config, row, "hidden")
+    if hidden is not None and hidden.value != x.shape[-1]:
         raise FamilyMismatch(
-            f"the embedding is {x.shape[-1]} wide and {width.source} is {width.value}: a projection between the two is "
-            "not read here",
+            f"the embedding is {x.shape[-1]} wide and {hidden.source} is {hidden.value}: a projection between the two "
+            "is not read here",
             hint="Post the hidden states that enter the layer.",
         )
     if row.positions is None:
         return x
     table = trunk_entry(checkpoint, row.positions.name)
     count = token_ids.shape[-1]
-    if table is None or len(table.shape) != 2 or table.shape[1] != x.shape[-1]:
+    width = x.shape[-1]
+    if table is None or len(table.shape) != 2 or table.shape[1] != width or table.dtype not in FLOAT_CODES:
+        found = "not in the files" if table is None else f"{table.dtype} of shape {list(table.shape)}"
         raise FamilyMismatch(
-            "the learned positions are not in the files" if table is None else f"{table.name} has another width",
+            f"the learned positions are {found}, where rows of {width} numbers are expected",
             tensor=None if table is None else table.name,
             hint="Download the checkpoint again.",
         )
@@ -289,9 +291,10 @@ def _head_bias(checkpoint: Checkpoint, row: LogitsRow, head: TensorEntry) -> Ten
     trunk = checkpoint.trunk
     name = head.name if trunk is None or trunk.head is None else trunk.head
     entry = checkpoint.entries.get(f"{name.removesuffix('.weight')}.bias")
-    if entry is None or entry.shape != head.shape[:1]:
+    if entry is None or entry.shape != head.shape[:1] or entry.dtype not in FLOAT_CODES:
+        found = "missing" if entry is None else f"{entry.dtype} of shape {list(entry.shape)}"
         raise FamilyMismatch(
-            f"the bias of the output head is {'missing' if entry is None else list(entry.shape)}",
+            f"the bias of the output head is {found}, where {head.shape[0]} numbers are expected",
             tensor=None if entry is None else entry.name,
             hint="Download the checkpoint again.",
         )

@@ -30,13 +30,18 @@ def in_use(containers: Mapping[str, Container], index: Index | None) -> dict[str
     if SINGLE_NAME in containers and (index is None or SINGLE_NAME not in index.shards):
         return {SINGLE_NAME: containers[SINGLE_NAME]}
     if index is not None and any(name in index.shards for name in containers):
-        return {name: container for name, container in containers.items() if _is_of(index, name)}
+        return _of_index(index, containers)
     return _largest_series(containers)
 
 
-def _is_of(index: Index, name: str) -> bool:
-    """Whether an index names a shard, or another one of the same numbering."""
-    return name in index.shards or numbered(name) in {numbered(shard) for shard in index.shards} - {None}
+def _of_index(index: Index, containers: Mapping[str, Container]) -> dict[str, Container]:
+    """The shards that an index names, and others of the same numbering."""
+    numberings = {numbered(shard) for shard in index.shards} - {None}
+    return {
+        name: container
+        for name, container in containers.items()
+        if name in index.shards or numbered(name) in numberings
+    }
 
 
 def _largest_series(containers: Mapping[str, Container]) -> dict[str, Container]:
@@ -99,7 +104,7 @@ def weight_set_faults(
         if index.lists_nothing and used:
             yield _empty_index(index, used)
         else:
-            joined = {name: container for name, container in used.items() if _is_of(index, name)}
+            joined = _of_index(index, used)
             joined |= {name: container for name, container in beside.items() if name in index.shards}
             yield from compare_index(index, joined, nowhere=nowhere)
     if present is not None and (index is None or not index.shards):
@@ -114,11 +119,12 @@ def weight_set_faults(
     yield from duplicate_faults(used.values())
     series: dict[str, dict[str, Container]] = defaultdict(dict)
     listed = frozenset[str]() if index is None else frozenset(index.shards)
+    taken = holders_of(used.values()) if beside else {}
     for name, container in beside.items():
         if container.entries:
             series[series_of(name)][name] = container
     for members in series.values():
-        yield _beside(used, members, listed=listed)
+        yield _beside(used, taken, members, listed=listed)
 
 
 def _one_of_several(container: Container) -> IndexFault:
@@ -157,10 +163,11 @@ def _files(members: Mapping[str, Container]) -> str:
     return ", ".join(sorted(members)[:3]) + (" and more" if len(members) > 3 else "")
 
 
-def _beside(used: Mapping[str, Container], members: Mapping[str, Container], *, listed: frozenset[str]) -> IndexFault:
-    """What to say of files that no loader of the files in use takes."""
+def _beside(
+    used: Mapping[str, Container], taken: Collection[str], members: Mapping[str, Container], *, listed: frozenset[str]
+) -> IndexFault:
+    """What to say of files that no loader of the files in use, whose tensors are `taken`, takes."""
     names = tuple(holders_of(members.values()))
-    taken = holders_of(used.values())
     shared = sum(name in taken for name in names)
     files, loaded = _files(members), _files(used)
     first = next(iter(members.values()))

@@ -56,6 +56,7 @@ BERT = Architecture(
         Trunk("bert.", "cls.predictions.decoder.weight"),
         Trunk("roberta.", "lm_head.decoder.weight"),
         Trunk("", None),
+        Trunk("text_model.", None),  # VisionTextDualEncoder's
     ),
     layer="encoder.layer.{i}.",
     sizes=sizes(768, 3072, 12, 12, 30522),

@@ -50,6 +50,7 @@ from glassblock.checkpoint.family import (
     Size,
     SizeSetting,
     SquareRoot,
+    Trunk,
     Variant,
 )
 from glassblock.numerics.wiring import Placement
@@ -133,6 +134,7 @@ GEMMA3 = like(
     "Gemma3ForConditionalGeneration",
     "Gemma3Model",
     model_types=("gemma3_text", "gemma3"),
+    trunks=(*TRUNKS, Trunk("model.language_model.model.", "model.language_model.lm_head.weight")),  # ShieldGemma 2's
     sizes=sizes(2304, 9216, 26, 8, 262208, kv_heads=4, head_dim=256),
     norms=(
         *norms("rms_plus1", EPS_6, *SANDWICH_NORMS),

@@ -161,6 +161,7 @@ GGUF = _gguf(
         "Layers with LayerNorms are audited and not run: BERT's kin, GPT-2's and Falcon's.",
         "post_attention_norm is the norm in front of the network where there is no ffn_norm (gpt-oss).",
         "phi3, glm4 and chatglm put gate and up into ffn_up and have no ffn_gate: they are gguf_fused.",
+        "Networks without a gate between RMSNorms, as Arcee's, are gguf_plain.",
     ),
 )
 
@@ -171,6 +172,19 @@ GGUF_FUSED = _gguf(
     _FIXED_EPS_5,
     tied=_UNTIED,
     notes=("What phi3 and glm4 become: ffn_up holds gate and up, the gate first.",),
+)
+
+GGUF_PLAIN = _gguf(
+    "gguf_plain",
+    replace(_PLAIN, activation=Setting((), "relu2"), bias_in_files=True),
+    "rms_llama",
+    _FIXED_EPS_5,
+    Variant(
+        Holds("attn_q_norm.weight"),
+        MappingProxyType({"not_run": "the numbers of Apertus' activation are no tensors of its file"}),
+    ),
+    tied=_UNTIED,
+    notes=("What Arcee becomes: RMSNorms and a network without a gate. Apertus is audited and not run.",),
 )
 
 GGUF_GEMMA = _gguf(
@@ -186,5 +200,5 @@ GGUF_GEMMA = _gguf(
     ),
 )
 
-ROWS = (GGUF, GGUF_FUSED, GGUF_GEMMA)
+ROWS = (GGUF, GGUF_FUSED, GGUF_PLAIN, GGUF_GEMMA)
 """The rows of this module."""

@@ -386,7 +386,7 @@ GROK1 = Architecture(
     logits=LogitsRow(scale=Setting(("output_multiplier_scale",), 0.5773502691896257)),
     layer_variants=(
         Variant(
-            AxisIs("moe.0.linear.weight", 0, "rms_norm.weight"),
+            AxisIs("router.weight", 0, "rms_norm.weight"),
             MappingProxyType(_grok("in_out")),
         ),
     ),

@@ -43,6 +43,12 @@ from glassblock.numerics.wiring import Placement
 
 _OPT_EPS = Setting[float]((), 1e-5)
 
+
+def _layer_norms(eps: Setting[float], attention: str, network: str, final: str) -> tuple[NormRow, ...]:
+    """LayerNorms in front of attention and network, and after the last layer."""
+    return norms("layernorm", eps, ("attn_in", attention), ("ffn_in", network), ("final", final), has_bias=True)
+
+
 OPT = Architecture(
     name="opt",
     model_types=("opt",),
@@ -69,14 +75,7 @@ OPT = Architecture(
     feed_forward=plain(
         Setting(("activation_function",), "relu"), Setting(("enable_bias",), default=True), up="fc1", down="fc2"
     ),
-    norms=norms(
-        "layernorm",
-        _OPT_EPS,
-        ("attn_in", "self_attn_layer_norm"),
-        ("ffn_in", "final_layer_norm"),
-        ("final", "final_layer_norm"),
-        has_bias=True,
-    ),
+    norms=_layer_norms(_OPT_EPS, "self_attn_layer_norm", "final_layer_norm", "final_layer_norm"),
     placement=Placement.PRE,
     embedding="embed_tokens.weight",
     embedding_projections=("project_in.weight", "project_out.weight"),
@@ -149,14 +148,7 @@ BLOOM = Architecture(
         }
     ),
     feed_forward=plain(Setting((), "gelu_bloom"), ALWAYS, up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
-    norms=norms(
-        "layernorm",
-        EPS_GPT,
-        ("attn_in", "input_layernorm"),
-        ("ffn_in", "post_attention_layernorm"),
-        ("final", "ln_f"),
-        has_bias=True,
-    ),
+    norms=_layer_norms(EPS_GPT, "input_layernorm", "post_attention_layernorm", "ln_f"),
     placement=Placement.PRE,
     embedding="word_embeddings.weight",
     embedding_norm=NormRow("embedding", "word_embeddings_layernorm", "layernorm", EPS_GPT, has_bias=True),
@@ -201,6 +193,8 @@ MPT = Architecture(
     notes=("LayerNorm without a bias: its tensors look like those of RMSNorm.",),
 )
 
+_PERSIMMON_NORMS = _layer_norms(EPS_LAYER_NORM, "input_layernorm", "post_attention_layernorm", "final_layernorm")
+
 PERSIMMON = Architecture(
     name="persimmon",
     model_types=("persimmon", "fuyu"),
@@ -210,14 +204,7 @@ PERSIMMON = Architecture(
     sizes=MappingProxyType({**sizes(4096, 16384, 36, 64, 262144), "kv_heads": SizeSetting((), AS_MANY_AS_HEADS)}),
     feed_forward=plain(RELU2, ALWAYS, up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
     norms=(
-        *norms(
-            "layernorm",
-            EPS_LAYER_NORM,
-            ("attn_in", "input_layernorm"),
-            ("ffn_in", "post_attention_layernorm"),
-            ("final", "final_layernorm"),
-            has_bias=True,
-        ),
+        *_PERSIMMON_NORMS,
         NormRow("q", "self_attn.q_layernorm", "layernorm", EPS_LAYER_NORM, has_bias=True, width=("head_dim",)),
         NormRow("k", "self_attn.k_layernorm", "layernorm", EPS_LAYER_NORM, has_bias=True, width=("head_dim",)),
     ),
@@ -231,14 +218,7 @@ PERSIMMON = Architecture(
             "qk_layernorm",
             equals=False,
             default=True,
-            norms=norms(
-                "layernorm",
-                EPS_LAYER_NORM,
-                ("attn_in", "input_layernorm"),
-                ("ffn_in", "post_attention_layernorm"),
-                ("final", "final_layernorm"),
-                has_bias=True,
-            ),
+            norms=_PERSIMMON_NORMS,
         ),
     ),
     attention=fused_heads(
@@ -279,14 +259,7 @@ FALCON = Architecture(
         up="mlp.dense_h_to_4h",
         down="mlp.dense_4h_to_h",
     ),
-    norms=norms(
-        "layernorm",
-        EPS_GPT,
-        ("attn_in", "input_layernorm"),
-        ("ffn_in", "input_layernorm"),
-        ("final", "ln_f"),
-        has_bias=True,
-    ),
+    norms=_layer_norms(EPS_GPT, "input_layernorm", "input_layernorm", "ln_f"),
     placement=Placement.PARALLEL,
     branches_first=True,
     embedding="word_embeddings.weight",
@@ -303,34 +276,15 @@ FALCON = Architecture(
             default=True,
             placement=Placement.PRE,
             branches_first=False,
-            norms=norms(
-                "layernorm",
-                EPS_GPT,
-                ("attn_in", "input_layernorm"),
-                ("ffn_in", "post_attention_layernorm"),
-                ("final", "ln_f"),
-                has_bias=True,
-            ),
+            norms=_layer_norms(EPS_GPT, "input_layernorm", "post_attention_layernorm", "ln_f"),
         ),
         Variant(
-            Every(
-                (
-                    Declares(("new_decoder_architecture",), (True,), default=False),
-                    Declares(("num_ln_in_parallel_attn",), (2,), default=2),
-                )
-            ),
+            Every((_NEW_DECODER, Declares(("num_ln_in_parallel_attn",), (2,), default=2))),
             MappingProxyType(
                 {
                     "placement": Placement.PARALLEL,
                     "branches_first": True,
-                    "norms": norms(
-                        "layernorm",
-                        EPS_GPT,
-                        ("attn_in", "ln_attn"),
-                        ("ffn_in", "ln_mlp"),
-                        ("final", "ln_f"),
-                        has_bias=True,
-                    ),
+                    "norms": _layer_norms(EPS_GPT, "ln_attn", "ln_mlp", "ln_f"),
                 }
             ),
         ),

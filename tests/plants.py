@@ -660,6 +660,14 @@ PLANTS: Mapping[str, tuple[Plant, ...]] = {
             against={"rms_norm_eps": 1e-5, "dtype": "float16"},
             certainty="conflict",
         ),
+        Plant(
+            "stored",
+            edit_tensors(lambda tensors: tensors.update({name: one.half() for name, one in tensors.items()})),
+            ("bfloat16 (config.json: dtype)", "stored as float16", "65,504"),
+            config={"dtype": "bfloat16"},
+            level="note",
+            certainty="conflict",
+        ),
     ),
     "norm/kind-conflict": (
         Plant(

@@ -14,6 +14,13 @@ DEPTH = 6
 REASON = "tensors of the layer lie in a shard that is not there"
 
 OF_ALL_TENSORS = ("config/shape", "ffn/missing-tensor", "ffn/missing-bias", "tensor/non-finite", "tensor/all-zero")
+COUNTING_LAYERS = (
+    "config/shape",
+    "ffn/missing-tensor",
+    "ffn/missing-bias",
+    "moe/experts-missing",
+    "quant/scale-missing",
+)
 OF_LAYERS = (*OF_ALL_TENSORS, "ffn/gate-up-swapped", "ffn/dead-neurons", "norm/role", "range/fp16-overflow")
 
 
@@ -58,6 +65,9 @@ def test_every_rule_that_looks_at_layers_tells_those_of_an_absent_shard(sharded:
         assert gone <= left_out(report, rule) <= gone | half, rule
     for rule in OF_ALL_TENSORS:
         assert left_out(report, rule) == gone | half, rule
+    checked = {row.rule: row.checked for row in report.coverage}
+    for rule in COUNTING_LAYERS:
+        assert checked[rule] == DEPTH - len(gone | half), rule
     for row in report.coverage:
         told = [skip.layer for skip in row.skipped if skip.layer is not None]
         assert len(told) == len(set(told)), row.rule

@@ -10,6 +10,7 @@ from glassblock.audit.audit import AuditQuestion, audit_checkpoint
 from glassblock.audit.engine_dialects import DIALECTS, dialect_of
 from glassblock.errors import InvalidValue
 from glassblock.wire.audits import Finding, Report
+from makers import tiny_checkpoint
 from plants import edit_json, healthy_checkpoint
 
 Config = dict[str, Any]
@@ -217,6 +218,17 @@ def test_the_order_that_a_kernel_wants(order: Any, tmp_path: Path) -> None:
     assert "stored=[gate|up] engine=[up|gate]" in finding.message
     assert audited(tmp_path, {"fused_order": "gate_up"}).findings == ()
     assert audited(tmp_path, EQUAL["vllm or sglang"] | {"fused_order": "up_gate"}).verdict == "fail"
+
+
+def test_an_order_that_the_weights_do_not_show_is_told_as_declared(tmp_path: Path) -> None:
+    report = audited(tiny_checkpoint("phi3", tmp_path), {"fused_order": "up_gate"})
+    (finding,) = (finding for finding in report.findings if finding.rule == "ffn/fused-order")
+    assert "declared=[gate|up] engine=[up|gate]" in finding.message
+
+
+def test_a_size_beyond_every_float(llama: Path) -> None:
+    (finding,) = audited(llama, {"llama.block_count": 10**400}).findings
+    assert finding.rule == "config/shape"
 
 
 def test_blocks_that_another_engine_reads_are_compared_with_those_of_the_row(tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ def test_without_an_index_there_is_nothing_to_join(llama: Path) -> None:
         assert (entry.checked, reasons(entry)) == (0, ["the checkpoint has no index"])
 
 
+def test_a_rule_that_found_something_is_not_told_as_skipped(sharded: Path) -> None:
+    (sharded / "model.safetensors.index.json").unlink()
+    (sharded / SHARDS[1]).unlink()
+    report = audit_checkpoint(sharded)
+    assert "index/missing-shard" in {finding.rule for finding in report.findings}
+    entry = covered(sharded)["index/missing-shard"]
+    assert (entry.checked, entry.skipped) == (1, ())
+
+
 def test_sizes_are_not_summed_up_where_tensors_are_in_question(sharded: Path) -> None:
     edit_index(lambda index: index["weight_map"].popitem())(sharded)
     assert "disagree about tensors" in reasons(covered(sharded)["index/total-size"])[0]

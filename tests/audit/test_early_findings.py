@@ -21,7 +21,7 @@ from glassblock.checkpoint.layer_map import resolve_layers
 from glassblock.checkpoint.opened import open_checkpoint
 from glassblock.wire.audits import Finding
 from makers import asked
-from plants import PLANTS, Plant, edit_entry, edit_json, edit_tensors, healthy_checkpoint, trained_mixture
+from plants import PLANTS, Plant, edit_entry, edit_header, edit_json, edit_tensors, healthy_checkpoint, trained_mixture
 from told import taken_back
 from torch import Tensor
 
@@ -226,6 +226,17 @@ def test_experts_that_no_token_reaches_are_not_told(tmp_path: Path) -> None:
     healthy_checkpoint("mixtral", tmp_path, tensors=trained_mixture())
     edit_tensors(unroute)(tmp_path)
     assert told(tmp_path)[0] == []
+
+
+def test_nor_are_those_that_cannot_be_read_either(tmp_path: Path) -> None:
+    """Of a layer that was read, what cannot be read is not there to be looked up."""
+    healthy_checkpoint("mixtral", tmp_path)
+    lost, other = (f"model.layers.1.block_sparse_moe.experts.{expert}.w1.weight" for expert in (2, 1))
+    edit_entry("model.layers.1.block_sparse_moe.gate.weight", (2,), 0.0)(tmp_path)
+    edit_header(lambda header: header[lost].update(data_offsets=header[other]["data_offsets"]))(tmp_path)
+    early, _, findings = told(tmp_path)
+    assert {finding.rule for finding in findings} >= {finding.rule for finding, _ in early} >= {"container/overlap"}
+    assert not any(finding.rule == "tensor/all-zero" for finding in findings)
 
 
 @pytest.mark.usefixtures("weighed_at_once")

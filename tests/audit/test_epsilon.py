@@ -151,12 +151,13 @@ def test_the_sensitivity_is_that_of_the_first_norm(
     assert sensitivity["tensor"] == "model.embed_tokens.weight"
 
 
-@pytest.mark.parametrize("family", ["olmo2", "gpt2"])
+@pytest.mark.parametrize("family", ["olmo2", "gpt2", "nanochat"])
 def test_where_no_norm_sees_the_embedding_the_sensitivity_is_unknown(family: str, tmp_path: Path) -> None:
     healthy_checkpoint(family, tmp_path)
     report, _ = audited(tmp_path, {"norm_eps": 1e-3})
     assert [finding.rule for finding in report.findings] == [RULE]
     assert report.findings[0].evidence["sensitivity"] is None
+    assert not any("input_mean_square" in name for name in report.layers[0].metrics)
     assert "cannot be told from the weights" in report.findings[0].message
 
 
@@ -184,4 +185,26 @@ def test_a_default_is_named(tmp_path: Path) -> None:
     assert (finding.rule, finding.level, finding.certainty) == ("config/eps-defaulted", "note", "risk")
     assert finding.evidence["default"] == 1e-5
     assert "1e-6" in finding.message  # what released checkpoints have
-    assert coverage.checked == 0
+    assert (coverage.checked, len(coverage.skipped)) == (0, 1)
+
+
+def test_a_config_of_another_name_is_called_by_it(tmp_path: Path) -> None:
+    healthy_checkpoint("llama_meta", tmp_path)
+    (stated,) = audited(tmp_path, {"norm_eps": 1e-6})[0].findings
+    assert (stated.rule, stated.file) == (RULE, "params.json")
+    edit_json("params.json", norm_eps=...)(tmp_path)
+    (silent,) = audited(tmp_path)[0].findings
+    assert (silent.rule, silent.file) == ("config/eps-defaulted", "params.json")
+    assert silent.message.startswith("params.json has no norm_eps")
+    assert silent.fix is not None
+    assert silent.fix.description == "State norm_eps in params.json."
+
+
+def test_the_rows_of_the_embedding_are_no_metric_of_another_layer(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path)
+    edit_tensors(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("model.layers.0.")])(
+        tmp_path
+    )
+    (layer,) = audited(tmp_path)[0].layers
+    assert layer.layer == 1
+    assert not any("input_mean_square" in name for name in layer.metrics)

@@ -98,3 +98,14 @@ def test_one_expert_of_a_stack(tmp_path: Path) -> None:
     (finding,) = told(directory)
     assert (finding.level, finding.layer, finding.expert) == ("error", 1, 1)
     assert "of expert 1 are equal" in finding.message
+
+
+def test_two_pairs_of_one_layer_are_not_taken_for_one_pair_of_every_layer(tmp_path: Path) -> None:
+    def copied(tensors: dict[str, Tensor]) -> None:
+        prefix = "model.layers.1.self_attn."
+        for one, other in (("q", "k"), ("v", "o")):
+            tensors[f"{prefix}{other}_proj.weight"] = tensors[f"{prefix}{one}_proj.weight"].clone()
+
+    healthy_checkpoint("llama", tmp_path, tiny=Tiny(kv_heads=4, head_dim=12))
+    edit_tensors(copied)(tmp_path)
+    assert [(finding.level, finding.layer, len(finding.tensors)) for finding in told(tmp_path)] == [("error", 1, 2)] * 2

@@ -1,5 +1,6 @@
 """What looks odd and is right: no rule may speak above a note."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,23 @@ def test_gains_that_no_training_moved(spared: str, tmp_path: Path) -> None:
             tensors[name].fill_(1)
 
     assert edited("llama", tmp_path, edit).findings == ()
+
+
+@pytest.mark.parametrize(("family", "unit"), [("qwen3", 1.0), ("gemma3", 0.0)])
+def test_gains_that_were_multiplied_into_the_matrices_behind_them(family: str, unit: float, tmp_path: Path) -> None:
+    """As before a rotation: those of queries and keys, and those after a branch, cannot be, and stay as trained."""
+    folded = (
+        "input_layernorm",
+        "post_attention_layernorm" if family == "qwen3" else "pre_feedforward_layernorm",
+        "model.norm",
+    )
+
+    def fold(tensors: Tensors) -> None:
+        for name in tensors:
+            if name.endswith(tuple(f"{norm}.weight" for norm in folded)):
+                tensors[name].fill_(unit)
+
+    assert edited(family, tmp_path, fold).findings == ()
 
 
 def test_a_last_gain_that_is_one_number_and_not_one(tmp_path: Path) -> None:
@@ -249,6 +267,24 @@ def test_neurons_permuted_together(tmp_path: Path) -> None:
     assert edited("llama", tmp_path, permute).findings == ()
 
 
+def test_neurons_of_other_lengths_that_are_paired(tmp_path: Path) -> None:
+    """One layer balances no lengths, and P(up) shows its pairs; cosines of gate and up show none in any layer."""
+    tiny, odd = Tiny(layers=5, intermediate=192), 2
+    tensors: Tensors = {}
+    for layer in range(tiny.layers):
+        generator = torch.Generator().manual_seed(layer)
+        gate, up, down = (torch.randn(192, 48, generator=generator) * 48**-0.5 for _ in range(3))
+        length, other = (torch.randn(192, 1, generator=generator).exp() for _ in range(2))
+        if layer == odd:
+            down += up.sign() * torch.randn(48, generator=generator).sign() * 0.07
+        prefix = f"model.layers.{layer}.mlp."
+        tensors[f"{prefix}gate_proj.weight"] = gate + torch.randn(48, generator=generator) * 48**-0.5
+        tensors[f"{prefix}up_proj.weight"] = up * length
+        tensors[f"{prefix}down_proj.weight"] = (down * (other if layer == odd else length)).T
+    healthy_checkpoint("llama", tmp_path, tiny=tiny, tensors={name: one.contiguous() for name, one in tensors.items()})
+    assert audited(tmp_path).findings == ()
+
+
 def test_massive_weights(tmp_path: Path) -> None:
     def enlarge(tensors: Tensors) -> None:
         tensors[f"{LAYER}mlp.down_proj.weight"][3, 17] = 1e30
@@ -298,6 +334,47 @@ def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
     healthy_checkpoint("qwen3", tmp_path)
     edit_tensors(lambda tensors: tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()}))(tmp_path)
     assert audited(tmp_path).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("declared", "other"),
+    [
+        ("float16", None),
+        ("float32", None),  # as models are saved to take less room
+        ("auto", None),
+        ("bfloat16", "model.norm.weight"),
+        ("bfloat16", "lm_head.weight"),
+    ],
+)
+def test_float16_that_no_config_speaks_against(declared: str, other: str | None, tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"dtype": declared})
+    edit_tensors(lambda tensors: tensors.update({name: one.half() for name, one in tensors.items() if name != other}))(
+        tmp_path
+    )
+    assert audited(tmp_path).findings == ()
+
+
+def test_float16_of_a_larger_model_whose_outermost_config_says_so(tmp_path: Path) -> None:
+    healthy_checkpoint("gemma3", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text()) | {"dtype": "bfloat16"}
+    nested = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": values}
+    (tmp_path / "config.json").write_text(json.dumps(nested | {"dtype": "float16", "tie_word_embeddings": True}))
+    edit_tensors(lambda tensors: tensors.update({name: one.half() for name, one in tensors.items()}))(tmp_path)
+    assert not any(finding.rule == "config/dtype-conflict" for finding in audited(tmp_path).findings)
+
+
+def test_codes_with_scales_in_float16(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"dtype": "bfloat16"})
+    name = f"{LAYER}mlp.up_proj.weight"
+
+    def quantise(tensors: Tensors) -> None:
+        tensors[name], tensors[f"{name}_scale_inv"] = in_float8(tensors[name])
+        tensors.update({key: one.half() for key, one in tensors.items() if key != name})
+
+    edit_tensors(quantise)(tmp_path)
+    declared = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    edit_json("config.json", quantization_config=declared)(tmp_path)
+    assert not any(finding.rule == "config/dtype-conflict" for finding in audited(tmp_path).findings)
 
 
 def test_random_weights_make_no_finding(tmp_path: Path) -> None:
@@ -518,6 +595,72 @@ def test_integers_of_a_form_that_the_config_declares(tmp_path: Path) -> None:
     assert audit_checkpoint(tmp_path).findings == ()
 
 
+def _float8(weight: Tensor) -> Tensors:
+    return {"weight": (weight * 448 / weight.abs().max()).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return (127 * weight / weight.abs().max()).to(torch.int8)
+
+
+UNREAD_METHODS: dict[str, Callable[[Tensor], Tensors]] = {
+    "quark": _float8,
+    "of_their_own": _float8,
+    "eetq": lambda weight: {"weight": _whole(weight), "weight_scales": weight.abs().amax(1)},
+    "bitnet": lambda weight: {"weight": _whole(weight[::4]).view(torch.uint8), "weight_scale": torch.ones(1)},
+    "quanto": lambda weight: {"weight._data": _whole(weight), "weight._scale": torch.ones(len(weight), 1)},
+    "torchao": lambda weight: {"_weight_qdata": _whole(weight), "_weight_scale": torch.ones(len(weight), 1)},
+    "hqq": lambda weight: {"W_q": _whole(weight).view(torch.uint8), "scale": torch.ones(4), "zero": torch.ones(4)},
+    "aqlm": lambda weight: {"codes": _whole(weight).short(), "codebooks": torch.ones(1, 4, 1, 8)},
+    "vptq": lambda weight: {"indices": _whole(weight).int(), "centroids": torch.ones(1, 4, 8)},
+    "spqr": lambda weight: {"dense_weights": _whole(weight).long(), "row_offsets": torch.arange(9)},
+    "higgs": lambda weight: {"weight": _whole(weight).short(), "scales": weight.abs().amax(1), "tables": torch.ones(4)},
+    "auto-round": lambda weight: {"qweight": _whole(weight).int(), "qzeros": torch.ones(3, 4), "scales": torch.ones(4)},
+}
+
+
+@pytest.mark.parametrize(("family", "gate"), [("llama", "mlp.gate_proj"), ("mixtral", "experts.0.w1")])
+@pytest.mark.parametrize("method", UNREAD_METHODS)
+def test_a_method_that_is_not_read_is_told_once_a_layer(method: str, family: str, gate: str, tmp_path: Path) -> None:
+    def quantise(tensors: Tensors) -> None:
+        layers = [name for name in tensors if name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight"))]
+        assert any(gate in name for name in layers)
+        for name in layers:
+            parts = UNREAD_METHODS[method](tensors.pop(name))
+            stem = name.removesuffix("weight")
+            tensors.update({stem + part: tensor.contiguous() for part, tensor in parts.items()})
+
+    healthy_checkpoint(family, tmp_path, config={"quantization_config": {"quant_method": method}})
+    edit_tensors(quantise)(tmp_path)
+    report = audit_checkpoint(tmp_path)
+    assert [finding.message for finding in report.findings if finding.level != "note"] == []
+    told = f'quantization_config.quant_method is "{method}", which is not read'
+    for rule in ("quant/scale-missing", "ffn/missing-tensor"):
+        (coverage,) = (coverage for coverage in report.coverage if coverage.rule == rule)
+        assert [(skipped.layer, skipped.reason.partition(";")[0]) for skipped in coverage.skipped] == [
+            (0, told),
+            (1, told),
+        ]
+        assert len({skipped.reason for skipped in coverage.skipped}) == 1
+
+
+SCALE_NAMES = ("weight_scale", "weight_scale_inv", "weight_scales", "scale", "scale_weight", "weights_scaling_factor")
+
+
+@pytest.mark.parametrize("method", [None, "fp8", "compressed-tensors", "modelopt", "fbgemm_fp8", "gptq"])
+@pytest.mark.parametrize("scale", SCALE_NAMES)
+def test_scales_under_any_known_name(scale: str, method: str | None, tmp_path: Path) -> None:
+    def quantise(tensors: Tensors) -> None:
+        for name in (name for name in list(tensors) if name.endswith("proj.weight")):
+            most = tensors[name].abs().max()
+            tensors[name] = (tensors[name] * 448 / most).to(torch.float8_e4m3fn)
+            tensors[name.removesuffix("weight") + scale] = most / 448
+
+    healthy_checkpoint("llama", tmp_path, config={"quantization_config": method and {"quant_method": method}})
+    edit_tensors(quantise)(tmp_path)
+    assert audit_checkpoint(tmp_path).findings == ()
+
+
 def test_gains_of_one_plus_w_in_half_precision_are_noted(tmp_path: Path) -> None:
     def halve(tensors: Tensors) -> None:
         tensors.update({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
@@ -575,4 +718,9 @@ def test_exact_gelu_where_the_family_takes_it_at_its_word(tmp_path: Path) -> Non
 def test_an_activation_under_two_names(tmp_path: Path) -> None:
     healthy_checkpoint("gemma3", tmp_path)
     edit_json("config.json", hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_tanh")(tmp_path)
+    assert audited(tmp_path).findings == ()
+
+
+def test_an_activation_written_otherwise_under_another_key(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path, config={"hidden_act": "silu", "hidden_activation": "SiLU"})
     assert audited(tmp_path).findings == ()

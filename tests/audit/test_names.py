@@ -2,6 +2,8 @@
 
 import pytest
 from glassblock.audit.names import alike, cut_names, in_words, layer_of, only_layer
+from glassblock.checkpoint.architectures import ARCHITECTURES
+from glassblock.checkpoint.family import Architecture
 
 UP = "model.layers.12.mlp.up_proj.weight"
 
@@ -13,6 +15,10 @@ UP = "model.layers.12.mlp.up_proj.weight"
         ("transformer.h.3.mlp.c_fc.weight", 3),
         ("layers.0.feed_forward.w1.weight", 0),
         ("bert.encoder.layer.7.output.dense.weight", 7),
+        ("decoder.block.3.layer.1.layer_norm.weight", 3),
+        ("blk.4.attn_norm.weight", 4),
+        ("transformer.decoder_layer.5.moe.0.linear.weight", 5),
+        ("transformer_blocks.6.ff.net.0.proj.weight", 6),
         ("model.embed_tokens.weight", None),
         ("model.sublayers.4.weight", None),
         ("model.layers.norm.weight", None),
@@ -20,6 +26,14 @@ UP = "model.layers.12.mlp.up_proj.weight"
 )
 def test_layer_of(name: str, layer: int | None) -> None:
     assert layer_of(name) == layer
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.name)
+def test_no_name_of_a_family_tells_another_layer(row: Architecture) -> None:
+    """Nor do the numbers within a layer: `block.7.layer.1`, `layers.7.mlp.experts.1`."""
+    prefix = row.layer.format(i=7)
+    names = {f"{prefix}{norm.gain}" for norm in row.norms if norm.role != "final"}
+    assert {layer_of(name) for name in names} <= {7, None}
 
 
 def test_names_of_many_layers_are_one_group() -> None:

@@ -67,7 +67,26 @@ def test_what_is_turned_is_the_only_finding(parts: tuple[str, ...], tmp_path: Pa
     assert finding.layer == LAYER
     assert finding.tensors == tuple(f"model.layers.{LAYER}.mlp.{part}_proj.weight" for part in parts)
     assert finding.evidence["p"] <= finding.evidence["level"]
+    assert ("their axes" if len(parts) > 1 else "its axes") in finding.message
     assert isinstance(repair_of(open_checkpoint(directory), finding), Unrepaired)
+
+
+@pytest.mark.parametrize(("channels", "seed"), [(0.3, 0), (0.3, 2), (0.8, 0), (0.8, 2)])
+def test_a_weakly_paired_down_is_not_told_as_gate_and_up(channels: float, seed: int, tmp_path: Path) -> None:
+    """Channels of their own lengths let gate and up look turned against a down that is: it is always named."""
+    draw = torch.Generator().manual_seed(seed)
+    tensors, prefix = square(), f"model.layers.{LAYER}.mlp."
+    lengths = (torch.randn(64, generator=draw) * channels).exp()
+    down = tensors[f"{prefix}down_proj.weight"]
+    noise = torch.randn(64, 64, generator=draw) * down.std()
+    tensors[f"{prefix}down_proj.weight"] = (0.3 * down + noise) * lengths[:, None]
+    for part in ("gate", "up"):
+        tensors[f"{prefix}{part}_proj.weight"] = tensors[f"{prefix}{part}_proj.weight"] * lengths
+    report = audit_checkpoint(written(tmp_path / "model", TINY_LLAMA, turned(tensors, "down"), 64))
+    found = [{*one.tensors, *one.evidence["or_else"]} for one in report.findings if one.rule == RULE]
+    open_ = [one.reason for one in of_rule(report).undecidable if one.layer == LAYER]
+    assert len(found) + len(open_) == 1
+    assert all(f"{prefix}down_proj.weight" in names for names in (*found, *open_))
 
 
 def test_one_tensor_of_gate_and_up_as_high_as_it_is_wide(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_a_healthy_checkpoint_of_every_family_is_silent(family: str, tmp_path: P
     report = audit_checkpoint(directory, AuditQuestion(family=asked(family)), found=told.append)
     assert report.findings == ()
     assert told == []
+    said = {entry.rule for entry in report.coverage if entry.checked or entry.undecidable or entry.skipped}
+    assert said == RULES.keys()
     # Experts of random weights have no direction in common, by which a gate is known: nothing can be said of those.
     assert report.verdict in {"pass", "inconclusive"}
 

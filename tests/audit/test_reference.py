@@ -18,10 +18,10 @@ from glassblock.errors import InvalidValue
 from glassblock.reports import REPORTS
 from glassblock.reports.repair_command import repairable
 from glassblock.wire.audits import Finding, ReferenceSummary, Report
-from makers import Tiny, write_weights
+from makers import Tiny, write_index, write_weights
 from meta_names import as_meta
 from plants import SINGLE, edit_json, edit_tensors, healthy_checkpoint, put, rename
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -734,3 +734,65 @@ def test_gains_less_one_are_known_though_two_dtypes_rounded_them(narrow: torch.d
     assert {finding.rule for finding in report.findings} == {"norm/offset"}
     assert all(finding.certainty == "proved" for finding in report.findings)
     assert "but for gains that are off by 1 (5) in 2 of 2 layers" in reference.words
+
+
+# Odd counterparts: nothing that one side holds otherwise ends the comparison.
+
+
+def with_biases(directory: Path, *edits: Edit) -> Path:
+    def add(tensors: Tensors) -> None:
+        generator = torch.Generator().manual_seed(3)
+        for layer in (0, 1):
+            for part, width in (("gate", 112), ("up", 112), ("down", 48)):
+                name = f"model.layers.{layer}.mlp.{part}_proj.bias"
+                tensors[name] = 0.01 * torch.randn(width, generator=generator)
+
+    return broken("llama", directory, edit_json("config.json", mlp_bias=True), edit_tensors(add), *edits)
+
+
+def test_a_padded_width_with_biases_where_one_ends_the_other_file(tmp_path: Path) -> None:
+    """A bias of another length is not held against the wider one, whose numbers it does not have."""
+    last = "model.layers.0.mlp.up_proj.bias"
+
+    def pad(tensors: Tensors) -> None:
+        padded(tensors)
+        for name in [name for name in tensors if name.endswith(("gate_proj.bias", "up_proj.bias"))]:
+            tensors[name] = torch.cat([tensors[name], torch.zeros(16)])
+
+    one = with_biases(tmp_path / "one", edit_tensors(pad), edit_json("config.json", intermediate_size=128))
+    other = with_biases(tmp_path / "other")
+    tensors = load_file(other / SINGLE)
+    (other / SINGLE).unlink()
+    shard = "model-0000{}-of-00002.safetensors".format
+    homes = {name: shard(1 + (name == last)) for name in tensors}
+    for file in (shard(1), shard(2)):
+        save_file({name: tensor for name, tensor in tensors.items() if homes[name] == file}, other / file)
+    write_index(other, homes)
+    _, reference = compared(one, other)
+    assert (reference.relation, reference.function, reference.unread) == ("form", (), ())
+
+
+def test_a_counterpart_of_whole_numbers(tmp_path: Path) -> None:
+    query = "model.layers.1.self_attn.q_proj.weight"
+    integers = edit_tensors(lambda tensors: tensors.update({query: (40 * tensors[query]).round().to(torch.int8)}))
+    reference = compared(broken("llama", tmp_path / "one"), broken("llama", tmp_path / "other", integers))[1]
+    assert [(found.kind, found.tensors) for found in reference.function] == [("differs", (query,))]
+    assert "rank" not in reference.words
+
+
+def test_a_fused_bias_that_has_no_halves(tmp_path: Path) -> None:
+    name = "model.transformer.blocks.1.ff_proj.bias"
+    odd = put(name, torch.zeros(1))
+    one = broken("olmo_ai2", tmp_path / "one", config={"include_bias": True})
+    _, reference = compared(one, broken("olmo_ai2", tmp_path / "other", odd, config={"include_bias": True}))
+    assert name in reference.unmatched_there
+
+
+def test_what_cannot_be_read_has_a_counterpart_all_the_same(tmp_path: Path) -> None:
+    one, other = broken("llama", tmp_path / "one"), broken("llama", tmp_path / "other")
+    file = other / SINGLE
+    file.write_bytes(file.read_bytes()[:-4])
+    _, reference = compared(one, other)
+    assert reference.relation == "function"
+    assert reference.words == "the same model, but for 1 tensor that could not be read on both sides"
+    assert (reference.unmatched, reference.unmatched_there, len(reference.unread)) == ((), (), 1)

@@ -1,4 +1,4 @@
-"""Layers that hold the numbers of another: one note for all; silence where layers are shared, or were never filled."""
+"""Layers that hold the numbers of another: one note for all; silence where layers were never filled."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,9 +71,22 @@ def test_experts_of_their_own_make_another_layer(tmp_path: Path) -> None:
     assert len(told(tmp_path / "copied", lambda tensors: copy_layer(tensors, 1, 2), family="mixtral")) == 1
 
 
-@pytest.mark.parametrize("period", [1, 2])
-def test_layers_that_all_are_shared_are_meant_so(period: int, tmp_path: Path) -> None:
-    assert told(tmp_path, lambda tensors: [copy_layer(tensors, n % period, n) for n in range(period, 4)]) == []
+@pytest.mark.parametrize(("period", "groups"), [(1, [[0, 1, 2, 3]]), (2, [[0, 2], [1, 3]])])
+def test_layers_that_all_are_another_s_are_noted(period: int, groups: list[list[int]], tmp_path: Path) -> None:
+    """One written over all the others is told; masks that are the same everywhere are not why."""
+
+    def change(tensors: Tensors) -> None:
+        for layer in range(period, 4):
+            copy_layer(tensors, layer % period, layer)
+
+    (finding,) = told(tmp_path, change)
+    assert (finding.level, finding.evidence["equal"]) == ("note", groups)
+    assert "the model shares or repeats them on purpose, or one was written in place of another" in finding.message
+
+
+def test_masks_that_are_the_same_everywhere_repeat_no_layer(tmp_path: Path) -> None:
+    masks = {f"model.layers.{layer}.self_attn.mask": torch.ones(8, 8).tril() for layer in range(4)}
+    assert told(tmp_path, lambda tensors: tensors.update(masks)) == []
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5])

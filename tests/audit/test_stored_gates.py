@@ -88,6 +88,25 @@ def mxfp4(weight: Tensor) -> Parts:
     return {"weight_packed": packed.to(torch.uint8), "weight_scale": (exponent + 127).to(torch.uint8)}
 
 
+def nvfp4(weight: Tensor) -> Parts:
+    """As NVIDIA's Model Optimizer writes it: the scale over all multiplies."""
+    groups = weight.unflatten(1, (-1, 16))
+    over_all = weight.abs().max() / (6 * 448)
+    scale = (groups.abs().amax(-1) / (6 * over_all)).to(torch.float8_e4m3fn)
+    codes = nearest(groups / (scale.float() * over_all).unsqueeze(-1), torch.tensor(E2M1)).flatten(1)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": over_all}
+
+
+def fp8_modelopt(weight: Tensor) -> Parts:
+    scale = weight.abs().max() / 448
+    return {
+        "weight": (weight / scale).to(torch.float8_e4m3fn),
+        "weight_scale": scale,
+        "input_scale": torch.tensor(0.02),
+    }
+
+
 def nearest(numbers: Tensor, table: Tensor) -> Tensor:
     return (numbers.unsqueeze(-1) - table).abs().argmin(-1)
 
@@ -102,6 +121,8 @@ _MX = {"weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_s
 FORMS: Mapping[str, Form] = {
     "FP8 in blocks": (fp8_blocks, {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}),
     "int8": (int8_channels, {"quant_method": "compressed-tensors"}),
+    "FP8 of ModelOpt": (fp8_modelopt, {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "NVFP4 of ModelOpt": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
     "GPTQ": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}),
     "AWQ": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}),
     "compressed-tensors": (compressed, {"quant_method": "compressed-tensors"}),

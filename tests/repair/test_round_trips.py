@@ -210,6 +210,52 @@ def test_halves_of_a_quantised_weight_take_their_scales_with_them(tmp_path: Path
         assert torch.equal(read(after, FUSED + suffix), scale.roll(len(scale) // 2, 0))
 
 
+@pytest.mark.parametrize("last", ["weight_shape", "g_idx"])
+def test_what_holds_nothing_of_the_rows_stays_as_it_is(last: str, tmp_path: Path) -> None:
+    healthy_checkpoint("phi3", tmp_path)
+    name = FUSED.removesuffix("weight") + last
+    put(name, torch.arange(2))(tmp_path)
+    after = repaired(open_checkpoint(tmp_path), finding("swap-halves", FUSED, layer=1))
+    assert read(after, name).tolist() == [0, 1]
+
+
+def test_the_gain_of_a_norm_in_the_same_module_stays_as_it_is(tmp_path: Path) -> None:
+    """Its length divides the number of rows, as that of a scale for blocks of rows would."""
+    healthy_checkpoint("megatron_core", tmp_path, tiny=Tiny(hidden=32, intermediate=64, heads=2, kv_heads=1))
+    checkpoint = open_checkpoint(tmp_path, family="megatron_core")
+    module = "decoder.layers.1.mlp.linear_fc1."
+    patch = repair_of(checkpoint, finding("swap-halves", f"{module}weight", layer=1))
+    assert not isinstance(patch, Unrepaired)
+    assert [edit.tensor for edit in patch if isinstance(edit, Alter)] == [f"{module}weight"]
+
+
+def test_scales_of_blocks_that_hold_rows_of_both_are_not_taken_apart(tmp_path: Path) -> None:
+    healthy_checkpoint("phi3", tmp_path)
+    put(FUSED + "_scale_inv", torch.ones(2 * Tiny().intermediate // 16, 1))(tmp_path)
+    in_turn = finding("reorder-rows", FUSED, layer=1, groups=Tiny().intermediate, gate_first=True)
+    refused = repair_of(open_checkpoint(tmp_path), in_turn)
+    assert isinstance(refused, Unrepaired)
+    assert refused.reason == f"a number of {FUSED}_scale_inv stands for rows of gate and of up"
+
+
+def test_codes_that_are_not_packed_by_rows_are_not_reordered(tmp_path: Path) -> None:
+    healthy_checkpoint("phi3", tmp_path)
+    rows, width, module = 2 * Tiny().intermediate, Tiny().hidden, FUSED.removesuffix("weight")
+    parts = {
+        "qweight": torch.zeros(width // 8, rows, dtype=torch.int32),
+        "qzeros": torch.zeros(2, rows // 8, dtype=torch.int32),
+        "scales": torch.ones(2, rows, dtype=torch.float16),
+    }
+    edit_tensors(lambda tensors: tensors.pop(FUSED))(tmp_path)
+    edit_tensors(lambda tensors: tensors.update({module + part: told for part, told in parts.items()}))(tmp_path)
+    declared = {"quant_method": "gptq", "bits": 4, "group_size": width // 2}
+    edit_json("config.json", quantization_config=declared)(tmp_path)
+    refused = repair_of(open_checkpoint(tmp_path), finding("swap-halves", f"{module}qweight", layer=1))
+    assert refused == Unrepaired(
+        f"the rows of {module}qweight cannot be told apart", "the weights before they were quantised"
+    )
+
+
 @pytest.mark.parametrize("family", ["granitemoe", "qwen3_vl_moe", "gpt_oss"])
 def test_experts_with_a_finding_of_their_own_are_left_out_of_what_is_done_to_the_stack(
     family: str, tmp_path: Path
@@ -257,6 +303,13 @@ def test_modules_are_exchanged_with_all_that_belongs_to_them(tmp_path: Path) -> 
         assert names[f"{stem}.gate_proj.{kind}"] == f"{stem}.up_proj.{kind}"
         assert names[f"{stem}.up_proj.{kind}"] == f"{stem}.gate_proj.{kind}"
     assert not any("down" in name for name in names)
+
+
+def test_a_module_whose_name_begins_another_is_exchanged_alone(tmp_path: Path) -> None:
+    healthy_checkpoint("grok1", tmp_path)
+    module = "transformer.decoder_layer.0.moe.0.linear"
+    gate, up = f"{module}.weight", f"{module}_v.weight"
+    assert swap_of(open_checkpoint(tmp_path), gate, up).names == {gate: up, up: gate}
 
 
 def test_gains_are_brought_back_by_what_the_evidence_says(tmp_path: Path) -> None:
@@ -318,3 +371,61 @@ def test_several_mistakes_are_repaired_together(tmp_path: Path) -> None:
     write_checkpoint(drafted(checkpoint, patch), tmp_path / "repaired", tick=silent)
     assert audit_checkpoint(tmp_path / "repaired").findings == ()
     assert same(tensors_of(tmp_path / "repaired"), healthy)
+
+
+TRANSPOSED = {
+    "gate and up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+    "gate and down": ("mlp.gate_proj", "mlp.down_proj"),
+    "the network": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    "keys": ("self_attn.k_proj",),
+}
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+IN_DOUBT = {"attention": ATTENTION, "all": (*TRANSPOSED["the network"], *ATTENTION)}
+
+
+def transposed(directory: Path, parts: tuple[str, ...], *, heads: int = 2) -> Path:
+    """A checkpoint of which these weights lie transposed in every layer; queries and the output are square."""
+    healthy_checkpoint("llama", directory, tiny=Tiny(heads=4, kv_heads=heads))
+
+    def turn(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.removesuffix(".weight").endswith(parts)]:
+            tensors[name] = tensors[name].T.contiguous()
+
+    edit_tensors(turn)(directory)
+    return directory
+
+
+@pytest.mark.parametrize("parts", TRANSPOSED.values(), ids=TRANSPOSED)
+def test_what_lies_transposed_in_all_layers_is_brought_back(parts: tuple[str, ...], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(transposed(tmp_path, parts))
+    patch, refused = repairs(checkpoint, audit_checkpoint(checkpoint))
+    assert (refused, {edit.tensor for edit in patch if isinstance(edit, Alter)}) == (
+        [],
+        {name for name in checkpoint.entries if name.removesuffix(".weight").endswith(parts)},
+    )
+    assert audit_checkpoint(drafted(checkpoint, patch).checkpoint).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("parts", "heads"),
+    [(IN_DOUBT["attention"], 2), (IN_DOUBT["all"], 2), (TRANSPOSED["the network"], 4)],
+    ids=["attention", "all", "the network, beside square attention"],
+)
+def test_what_square_matrices_leave_open_is_refused_as_a_whole(
+    parts: tuple[str, ...], heads: int, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(transposed(tmp_path, parts, heads=heads))
+    patch, refused = repairs(checkpoint, audit_checkpoint(checkpoint))
+    assert patch == ()
+    assert refused
+    assert all("no shape tells" in one.reason and "self_attn.q_proj" in one.reason for one in refused)
+
+
+def test_a_reference_tells_of_the_square_ones_too(tmp_path: Path) -> None:
+    healthy_checkpoint("llama", tmp_path / "original", tiny=Tiny(heads=4, kv_heads=2))
+    checkpoint = open_checkpoint(transposed(tmp_path / "broken", ATTENTION))
+    question = AuditQuestion(reference=open_checkpoint(tmp_path / "original"))
+    patch, refused = repairs(checkpoint, audit_checkpoint(checkpoint, question))
+    assert refused == []
+    assert audit_checkpoint(drafted(checkpoint, patch).checkpoint, question).findings == ()

@@ -6,7 +6,7 @@ It may stand under a key that the family's code does not read, or by a word that
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from glassblock.audit.against import activation_difference
+from glassblock.audit.against import activation_difference, formula_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
 from glassblock.checkpoint.config import find
@@ -17,14 +17,15 @@ from glassblock.errors import DamagedCheckpoint
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, LEARNED_ACTIVATIONS
 from glassblock.wire.audits import Fix
 
-_KEYS = ("hidden_act", "hidden_activation", "activation_function")
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
+"""Keys under which configs name an activation, whichever of them a family's code reads."""
 
 
 def unread_activation(evidence: Evidence) -> Iterator[Outcome]:
     """Engines differ in which of the keys they read: where the other key says something else, it is told."""
     row, config = evidence.family, evidence.checkpoint.config
     setting = row.network.activation
-    if config is None or not set(setting.keys) & set(_KEYS):
+    if config is None or not set(setting.keys) & set(ACTIVATION_KEYS):
         return
     try:
         ours = text_of(config, row, setting)
@@ -32,16 +33,16 @@ def unread_activation(evidence: Evidence) -> Iterator[Outcome]:
         return  # the config's own fault says why
     yield Checked()
     yield from _taken_otherwise(evidence, setting, ours)
-    for key in _KEYS:
+    for key in ACTIVATION_KEYS:
         stated = None if key in setting.keys else find(config, row, (key,))
-        if stated is None or not isinstance(stated.value, str) or _formula(stated.value) == _formula(ours.value):
+        if stated is None or not isinstance(stated.value, str) or formula_of(stated.value) == formula_of(ours.value):
             continue
         yield Found(
             f"the activation is {ours.value} ({ours.source}), but {config.path.name} also says {stated.key} "
             f"{stated.value:.80}, which this family's code does not read and another engine may",
             file=config.path.name,
             evidence={"declared": ours.value, "source": ours.source, "other": stated.value, "key": stated.key},
-            fix=Fix(action="correct-config", description=f"Say the same under {stated.key}."),
+            fix=Fix(action="align-config", description=f"Say the same under {stated.key}."),
             level="warning",
             certainty="conflict",
         )
@@ -56,10 +57,10 @@ def _taken_otherwise(evidence: Evidence, setting: Setting[str], ours: Sourced[st
     found = None if config is None else find(config, row, setting.keys)
     if config is None or found is None or not isinstance(found.value, str):
         return
-    others = (find(config, row, (key,)) for key in _KEYS if key not in setting.keys)
-    said = {_formula(other.value) for other in others if other is not None and isinstance(other.value, str)}
-    meant = _formula(ours.value)
-    if _formula(found.value) == meant or meant in said:
+    others = (find(config, row, (key,)) for key in ACTIVATION_KEYS if key not in setting.keys)
+    said = {formula_of(other.value) for other in others if other is not None and isinstance(other.value, str)}
+    meant = formula_of(ours.value)
+    if formula_of(found.value) == meant or meant in said:
         return
     most = activation_difference(found.value, ours.value)
     apart = "" if most is None else f"; the two differ by {most:.2g} at most"
@@ -68,7 +69,7 @@ def _taken_otherwise(evidence: Evidence, setting: Setting[str], ours: Sourced[st
         f"engine may take literally{apart}",
         file=config.path.name,
         evidence={"declared": found.value, "source": ours.source, "meant": ours.value, "largest_difference": most},
-        fix=Fix(action="correct-config", description=f"Say {ours.value} under {found.key}."),
+        fix=Fix(action="align-config", description=f"Say {ours.value} under {found.key}."),
         level="warning",
         certainty="conflict",
     )
@@ -98,8 +99,3 @@ def unknown_activation(evidence: Evidence) -> Iterator[Outcome]:
             level="warning",
             certainty="conflict",
         )
-
-
-def _formula(name: str) -> str:
-    known = ACTIVATIONS.get(ACTIVATION_ALIASES.get(name, name))
-    return name if known is None else known.formula

@@ -13,12 +13,16 @@ from typing import NamedTuple
 import torch
 
 from glassblock.audit.engine_dialects import Spoken, read_engine
-from glassblock.audit.engine_settings import Settings, Told, settings_of
+from glassblock.audit.engine_settings import DTYPE_KEYS, Settings, Told, dtype_name, settings_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Checked, Found, Outcome
 from glassblock.checkpoint.architectures import BY_MODEL_TYPE
+from glassblock.checkpoint.config import declared_flags
+from glassblock.checkpoint.entries import FLOAT_CODES
+from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.outer_tensors import embedding_entry
 from glassblock.numerics.activations import ACTIVATION_ALIASES, ACTIVATIONS, LEARNED_ACTIVATIONS
+from glassblock.numerics.gate_or_up import Verdict
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
 ONE_FLOAT32 = 2.0**-23
@@ -124,12 +128,39 @@ def own_settings(evidence: Evidence) -> Settings:
                 settings.put(f"size.{size}", length, f"tensor {embedding.name}")
     if settings.get("size.layers") is None:
         settings.put("size.layers", checkpoint.layers, "the tensors")
-    if settings.get("dtype") is None:
-        codes = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-        stored = {codes.get(entry.dtype) for entry in checkpoint.entries.values() if len(entry.shape) > 1}
-        if len(stored) == 1 and (dtype := stored.pop()) is not None:
-            settings.put("dtype", dtype, "the tensors")
+    if settings.get("dtype") is None and (dtype := stored_dtype(checkpoint)) is not None:
+        settings.put("dtype", dtype, "the tensors")
     return settings
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str | None:
+    """The dtype of all matrices; None where they are of several, or some hold codes."""
+    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    stored = {names.get(entry.dtype) for entry in checkpoint.entries.values() if len(entry.shape) > 1}
+    return stored.pop() if len(stored) == 1 else None
+
+
+def narrower_storage(evidence: Evidence) -> Iterator[Outcome]:
+    """Weights that lie there in float16 where the config says bfloat16: an engine may run the model in either."""
+    checkpoint, config = evidence.checkpoint, evidence.checkpoint.config
+    told, stored = settings_of(config, evidence.family).get("dtype"), stored_dtype(checkpoint)
+    if config is None or told is None or stored is None:
+        return
+    yield Checked()
+    # Of a larger model, the outermost config may say another dtype than that of a part.
+    said = {dtype_name(str(value)) for key in DTYPE_KEYS for value in declared_flags(config, key).values() if value}
+    held = FLOAT_CODES.intersection(entry.dtype for entry in checkpoint.entries.values())
+    if said == {"bfloat16"} and stored == "float16" and len(held) == 1:
+        yield Found(
+            f"the dtype is bfloat16 ({told.source}), and every weight is stored as float16: an engine that goes by the "
+            "files runs the model in float16, which ends at 65,504",
+            file=config.path.name,
+            evidence={"declared": {"value": told.value, "source": told.source}, "stored": stored},
+            fix=Fix(
+                action="align-config", description="Declare float16, or store the weights as bfloat16 from the source."
+            ),
+            level="note",
+        )
 
 
 def their_settings(evidence: Evidence) -> Spoken | None:
@@ -268,8 +299,8 @@ def _difference(evidence: Evidence, group: Group, names: list[str], own: Told, o
             facts["largest_difference"] = most
             found = replace(found, message=f"{found.message}; the two differ by at most {most:.2g} between -10 and 10")
     elif names[0] == "fused.order":
-        stored = _stored_order(evidence) or str(own.value)
-        order = f"stored=[{stored}] engine=[{other.value}]"
+        stored = _stored_order(evidence)
+        order = f"{f'stored=[{stored}]' if stored else f'declared=[{own.value}]'} engine=[{other.value}]"
         found = replace(found, message=f"order conflict: {order}. {found.message[0].upper()}{found.message[1:]}")
     elif names[0] == "dtype":
         narrower = other.value == "float16"
@@ -294,15 +325,10 @@ def either_way(one: tuple[str, str], other: tuple[str, str]) -> str:
 
 
 def _stored_order(evidence: Evidence) -> str | None:
-    """The order that the rows of a fused tensor show, where the certified test recovered it."""
-    if evidence.gates is None:
-        return None
-    orders = {
-        "gate|up" if network.stored.gate_first else "up|gate"
-        for layer in evidence.gates.layers.values()
-        for network in layer.networks
-        if network.stored is not None
-    }
+    """The order that the rows of fused tensors show: recovered by the certified test, or the declared one as it is."""
+    networks = () if evidence.gates is None else (one for of in evidence.gates.layers.values() for one in of.networks)
+    layouts = (one.stored or (one.declared if one.judgement.verdict is Verdict.AS_NAMED else None) for one in networks)
+    orders = {"gate|up" if layout.gate_first else "up|gate" for layout in layouts if layout is not None}
     return orders.pop() if len(orders) == 1 else None
 
 
@@ -322,6 +348,12 @@ def canonical_activation(name: str) -> str:
     return ACTIVATION_ALIASES.get(lower, lower)
 
 
+def formula_of(name: str) -> str:
+    """What an activation computes, which several names may stand for; the name itself where it is not known."""
+    known = ACTIVATIONS.get(canonical_activation(name))
+    return name if known is None else known.formula
+
+
 def _unknown_activation(name: str, told: Told) -> str | None:
     known = (*ACTIVATIONS, *LEARNED_ACTIVATIONS)
     if name != "activation" or canonical_activation(str(told.value)) in known:
@@ -332,10 +364,8 @@ def _unknown_activation(name: str, told: Told) -> str | None:
 def _same(name: str, own: Told, told: Told) -> bool:
     one, other = own.value, told.value
     if name == "activation":
-        rows = [ACTIVATIONS.get(canonical_activation(str(value))) for value in (one, other)]
-        forms = [row.formula if row is not None else str(value) for row, value in zip(rows, (one, other), strict=True)]
-        return forms[0] == forms[1]
-    if isinstance(one, bool) or isinstance(other, bool) or not isinstance(one, int | float):
+        return formula_of(str(one)) == formula_of(str(other))
+    if isinstance(one, int) or not isinstance(one, float):  # no int is too large to be compared as it is
         return one == other
     return isinstance(other, int | float) and math.isclose(one, other, rel_tol=ONE_FLOAT32)
 

@@ -9,6 +9,7 @@ import torch
 import glassblock
 from glassblock.audit.against import AGAINST_RULES, answered
 from glassblock.audit.behaviour_findings import behaviour_summary, with_behaviour
+from glassblock.audit.behaviour_hypotheses import LAYOUT_RULES
 from glassblock.audit.behaviour_study import behaviour_study, check_text
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_summary, unanswered
 from glassblock.audit.capture_study import CaptureStudy, capture_study, recorded_stages
@@ -16,7 +17,6 @@ from glassblock.audit.early_findings import Told
 from glassblock.audit.engine_dialects import dialect_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.gate_metrics import layer_metrics
-from glassblock.audit.gate_plans import GATE_RULE_NAMES
 from glassblock.audit.gather import Progress, gather
 from glassblock.audit.layer_numbers import norm_metrics
 from glassblock.audit.locations import located
@@ -240,7 +240,7 @@ def _verdict(
 def _left_open(evidence: Evidence, coverage: dict[str, Coverage], merge: MergeStudy | None) -> bool:
     """Whether what was asked could not be answered, no gate was decided, or a rejected rotary order stayed unnamed."""
     question, reference, captures = evidence.question, evidence.reference, evidence.captures
-    gates = [coverage[name] for name in GATE_RULE_NAMES if name in coverage]
+    gates = [coverage[name] for name in LAYOUT_RULES if name in coverage]
     rejected = evidence.rotary.verdict is OrderVerdict.NOT_AS_DECLARED
     return (
         (question.against is not None and not answered(evidence, tuple(coverage)))

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
-from glassblock.audit.against import canonical_activation
+from glassblock.audit.against import formula_of
 from glassblock.audit.behaviour_hypotheses import LAYOUT_RULES
 from glassblock.audit.behaviour_types import BehaviourStudy, Judged, Kind
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.rule import Rule
-from glassblock.numerics.activations import ACTIVATIONS
 from glassblock.wire.audits import Finding
 from glassblock.wire.behaviour import Behaviour, BehaviourHypothesis, NotAsked
 
@@ -107,10 +106,7 @@ def _spelt(value: object) -> str | None:
     stated = cast("Mapping[str, object]", value).get("value") if isinstance(value, Mapping) else value
     if isinstance(stated, float | int) and not isinstance(stated, bool):
         return f"{stated:g}"
-    if not isinstance(stated, str):
-        return None
-    known = ACTIVATIONS.get(canonical_activation(stated))
-    return stated if known is None else known.formula
+    return formula_of(stated) if isinstance(stated, str) else None
 
 
 def in_words(judged: Judged) -> str:

@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
+from glassblock.audit.activation_keys import ACTIVATION_KEYS
 from glassblock.audit.against import canonical_activation, their_settings
 from glassblock.audit.behaviour_types import Hypothesis, LeftOut, Weights
 from glassblock.audit.evidence import Evidence
@@ -266,7 +267,7 @@ def _takes(network: FeedForwardRow) -> bool:
 
 def _stated_activations(evidence: Evidence) -> Iterator[str]:
     config, row, theirs = evidence.checkpoint.config, evidence.family, their_settings(evidence)
-    for key in ("hidden_act", "hidden_activation", "activation_function"):
+    for key in ACTIVATION_KEYS:
         stated = None if config is None else find(config, row, (key,))
         if stated is not None and isinstance(stated.value, str):
             yield stated.value

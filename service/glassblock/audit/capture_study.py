@@ -28,6 +28,7 @@ from glassblock.numerics.hypotheses import Alternatives, Hypothesis, single_mist
 from glassblock.numerics.watching import UNWATCHED, Watch
 from glassblock.wire.explain import CAPTURED_STAGES, layer_of_file, stage_of
 
+_MORE = "captures of more tokens, in a wider dtype or of quieter layers"
 MOST_BYTES = 2**33
 """Of the captures of one layer."""
 
@@ -197,8 +198,8 @@ def _open(found: Explanation, declared: Declared, seen: frozenset[str]) -> dict[
     settled = found.ranked[0].hypothesis.departures() if found.verdict == "explained" else {}
     open_: dict[str, str] = {}
     for fit in (*tied, *found.not_excluded):
-        between = {frozenset(pair) for pair in told if fit.hypothesis in pair}
-        words = next((told[pair] for pair in between), "captures of more tokens, in a wider dtype or of quieter layers")
+        # In their order: that of a set of pairs is another one in every process.
+        words = next((words for pair, words in told.items() if fit.hypothesis in pair), _MORE)
         for factor, value in fit.hypothesis.departures().items():
             if factor not in settled or settled[factor] != value:
                 named = in_words(fit.hypothesis, declared)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from glassblock.audit.activation_keys import unknown_activation, unread_activation
-from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look
+from glassblock.audit.against import AGAINST_RULES, EPS_RULE, against_look, narrower_storage
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_look, decided, leaves_weights, with_captures
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.norm_rules import folded_gains
@@ -99,6 +99,11 @@ def _activation(evidence: Evidence) -> Iterator[Outcome]:
     yield from _unasked(against=True, captures=True)(evidence)
 
 
+def _dtype(evidence: Evidence) -> Iterator[Outcome]:
+    yield from narrower_storage(evidence)
+    yield from _unasked(against=True)(evidence)
+
+
 def _offset(evidence: Evidence) -> Iterator[Outcome]:
     yield from folded_gains(evidence)
     yield from _unasked(against=True, reference=True, captures=True)(evidence)
@@ -135,14 +140,15 @@ COMPARISON_RULES: tuple[Rule, ...] = (
         "config/dtype-conflict",
         "error",
         "conflict",
-        what="Another engine would run the model in float16, where it was saved in a dtype of wider range.",
+        what="An engine would run the model in float16, where its config or its tensors have a dtype of wider range.",
         hurts="Activations beyond 65,504 become infinite, then NaN: empty text, or one character for ever.",
         detection="The dtype of the config, or else of the tensors, is held against another engine's. Any other "
-        "difference is a note: it rounds, and nothing overflows.",
+        "difference is a note: it rounds, and nothing overflows. A note, too, is a config that says bfloat16 where "
+        "every weight is stored as float16; where weights are of several dtypes, or hold codes, nothing is said.",
         fooled_by="A model whose activations stay small: that takes captured tensors to tell.",
         report="https://github.com/huggingface/transformers/issues/9295",
         needs=("family",),
-        look=_unasked(against=True),
+        look=_dtype,
         tells_before_tensors=True,
     ),
     Rule(

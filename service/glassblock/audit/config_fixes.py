@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import cast
 
 from glassblock.audit.fix import Unrepaired
+from glassblock.audit.names import in_words
 from glassblock.checkpoint.attention_map import bias_setting
 from glassblock.checkpoint.changes import Transpose
 from glassblock.checkpoint.config import find
+from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.fitting import layer_prefix
 from glassblock.checkpoint.layer_map import resolve_layer, row_at, shape_faults
 from glassblock.checkpoint.opened import Checkpoint
@@ -89,16 +91,48 @@ def _value_at(values: Mapping[str, object], key: str) -> object:
     return _value_at(cast("dict[str, object]", value), rest) if isinstance(value, dict) else None
 
 
-def _transposed(checkpoint: Checkpoint, finding: Finding) -> Patch | None:
-    """The tensors of a finding laid the other way round, where they fit then."""
+def _transposed(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired | None:
+    """The tensors of a finding laid the other way round, where they fit then and no square one may lie so as well."""
     entries = [checkpoint.entries[name] for name in finding.tensors if name in checkpoint.entries]
-    if not entries or any(len(entry.shape) != 2 or entry.shape[0] == entry.shape[1] for entry in entries):
+    if not entries or not all(_is_oblong(entry) for entry in entries):
         return None
-    if len(entries) == len(checkpoint.layer_indices) > 1:
-        return None  # all of a kind: rather a family that stores it so
     edits = tuple(Alter(entry.name, (Transpose(),)) for entry in entries)
     misfits = {fault.tensor for fault in shape_faults(patched(checkpoint, edits))}
-    return None if misfits.intersection(finding.tensors) else edits
+    if misfits.intersection(finding.tensors):
+        return None
+    in_doubt = _squares_in_doubt(checkpoint, finding)
+    if not in_doubt:
+        return edits
+    reason = f"these lie transposed, and no shape tells whether square ones do too: {in_words(in_doubt)}"
+    return Unrepaired(reason, "whoever wrote the checkpoint, or a reference checkpoint (--reference)")
+
+
+def _is_oblong(entry: TensorEntry) -> bool:
+    return len(entry.shape) > 1 and entry.shape[-1] != entry.shape[-2]
+
+
+def _squares_in_doubt(checkpoint: Checkpoint, finding: Finding) -> tuple[str, ...]:
+    """Square matrices in the layers of a finding that may lie transposed as well.
+
+    Those of attention, or of a network, that has no other matrix lying right; where all of its matrices are square, the
+    whole layer is asked for one. Of a single tensor that lies transposed nothing is concluded, and with a reference the
+    rule tensor/transposed tells of square ones.
+    """
+    if "reference" in finding.evidence:
+        return ()
+    transposed = {fault.tensor for fault in shape_faults(checkpoint) if fault.kind == "shape"}
+    in_doubt = list[str]()
+    layers = cast("list[int]", finding.evidence.get("layers", ()))
+    for layer in layers if len(transposed) > 1 else ():
+        tensors = resolve_layer(checkpoint, layer)[0]
+        modules = [list(network.weights.values()) for network in tensors.networks]
+        modules += [] if tensors.attention is None else [list(tensors.attention.weights.values())]
+        oblong = [[entry for entry in module if _is_oblong(entry)] for module in modules]
+        whole = [entry for module in oblong for entry in module]
+        for module, telling in zip(modules, oblong, strict=True):
+            if all(entry.name in transposed for entry in telling or whole):
+                in_doubt.extend(entry.name for entry in module if not _is_oblong(entry))
+    return tuple(in_doubt)
 
 
 def _fitting_size(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from glassblock.audit.evidence import Evidence
-from glassblock.audit.names import in_words, only_layer
+from glassblock.audit.names import in_words
 from glassblock.audit.padding import network_entries, wider_than_declared
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.audit.tensor_rules import hidden_in_part
 from glassblock.checkpoint.architectures import ARCHITECTURES
 from glassblock.checkpoint.config import ConfigFile, declared_flags
 from glassblock.checkpoint.fitting import LayerFault
@@ -45,21 +46,29 @@ def _shape(evidence: Evidence) -> Iterator[Outcome]:
     for fault in faults:
         # The same words about tensors of many layers are one mistake.
         alike[fault.message.replace(fault.tensor, "")].append(fault)
+    study = evidence.reference
+    told_by = {} if study is None or study.relation in ("other-model", "unanswered") else {"reference": study.name}
     for group in alike.values():
-        yield _misshapen(group)
-    yield Checked(len(evidence.layers)) if evidence.layers else Skipped(reason="the config's sizes cannot be used")
+        yield _misshapen(group, told_by)
+    if not evidence.layers:
+        yield Skipped(reason="the config's sizes cannot be used")
+        return
+    left_out = tuple(hidden_in_part(evidence))
+    yield Checked(len(evidence.layers.keys() - {skipped.layer for skipped in left_out}))
+    yield from left_out
 
 
-def _misshapen(group: list[LayerFault]) -> Found:
+def _misshapen(group: list[LayerFault], told_by: dict[str, str]) -> Found:
     names = tuple(fault.tensor for fault in group)
-    layers = sorted({fault.layer for fault in group if fault.layer is not None})
+    places = {fault.layer for fault in group}
+    layers = sorted(layer for layer in places if layer is not None)
     more = f" (and {len(group) - 1} more: {in_words(names[1:])})" if len(group) > 1 else ""
     return Found(
         f"{group[0].message}{more}",
-        layer=only_layer(names) if len(layers) == 1 else None,
+        layer=layers[0] if len(places) == len(layers) == 1 else None,
         tensors=names,
         file=group[0].file.name,
-        evidence={"layers": layers},
+        evidence={"layers": layers, **told_by},
         fix=Fix(action="correct-config", description=group[0].hint, tensors=names),
     )
 
@@ -86,12 +95,12 @@ def _unknown_family(evidence: Evidence) -> Iterator[Outcome]:
         if checkpoint.part is not None:
             yield Skipped(reason=_beside_the_part(checkpoint, checkpoint.part))
         return
-    names = sorted(checkpoint.entries)
+    wrapped = None if checkpoint.family is None else wrapped_names(checkpoint.entries, checkpoint.family)
+    names = sorted(checkpoint.entries if wrapped is None else wrapped.names)
     named: dict[str, Any] = {}
     if checkpoint.config is not None:
         values = checkpoint.config.values
         named = {key: values[key] for key in ("model_type", "architectures") if key in values}
-    wrapped = None if checkpoint.family is None else wrapped_names(names, checkpoint.family)
     yield Found(
         fault.message if wrapped is not None else f"{fault.message}; `glassblock families` lists those",
         tensors=tuple(names[:1]),
@@ -132,15 +141,15 @@ def _tied_head(evidence: Evidence) -> Iterator[Outcome]:
         return
     head, name = head_entry(checkpoint), checkpoint.trunk.head if checkpoint.trunk else None
     flags = _flags(evidence)
-    if len(set(flags.values())) > 1:
+    if config is not None and len(set(flags.values())) > 1:
         told = ", ".join(f"{key} is {str(value).lower()}" for key, value in flags.items())
         # A larger model's own class has the head, and writes its parts' configs with the defaults of their classes.
         stands_in = head is None or evidence.head_is_embedding is True
         fits = _is_larger_model(config) and (stands_in if tied.value else head is not None)
         yield Found(
-            f"config.json contradicts itself about the output head: {told}"
+            f"{config.path.name} contradicts itself about the output head: {told}"
             + ("; the tensors are as the outermost says" if fits else ""),
-            file="config.json",
+            file=config.path.name,
             evidence={"flags": flags, "equal": evidence.head_is_embedding},
             fix=Fix(action="correct-config", description="Say the same at every level."),
             level="note" if fits else "warning",
@@ -202,10 +211,8 @@ def _flags(evidence: Evidence) -> dict[str, bool]:
     return {key: value for key, value in found.items() if key.rpartition(".")[0] in levels and isinstance(value, bool)}
 
 
-def _is_larger_model(config: ConfigFile | None) -> bool:
+def _is_larger_model(config: ConfigFile) -> bool:
     """Whether the config holds that of a part which is of another model type."""
-    if config is None:
-        return False
     parts = (cast("dict[str, object]", part) for part in config.values.values() if isinstance(part, dict))
     return any(part.get("model_type") not in {None, config.values.get("model_type")} for part in parts)
 

@@ -65,8 +65,8 @@ class EmbeddingPlan:
 def embedding_plan(checkpoint: Checkpoint, *, longest_row: int) -> EmbeddingPlan | None:
     """How to measure the rows that the first norm receives; None where no norm receives them as they are.
 
-    That is so in families without a norm in front of the first attention, and in those with centred norms, which add
-    learned positions to the rows first.
+    That is so in families without a norm in front of the first attention, in those that normalise the rows before the
+    first layer, and in those with centred norms, which add learned positions to the rows first.
 
     Args:
         checkpoint: As opened.
@@ -76,7 +76,7 @@ def embedding_plan(checkpoint: Checkpoint, *, longest_row: int) -> EmbeddingPlan
     if family is None or checkpoint.trunk is None:
         return None
     first, entry = family.norm("attn_in"), embedding_entry(checkpoint)
-    if first is None or norm_kind_named(first.kind).centred or entry is None:
+    if first is None or family.embedding_norm is not None or norm_kind_named(first.kind).centred or entry is None:
         return None
     if len(entry.shape) != 2 or entry.elements == 0 or entry.dtype not in FLOAT_CODES:
         return None

@@ -4,14 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from glassblock.audit.against import differences_of_kind, own_settings, their_settings
+from glassblock.audit.against import ONE_FLOAT32, differences_of_kind, own_settings, their_settings
 from glassblock.audit.evidence import Evidence
 from glassblock.checkpoint.config import as_epsilon, find
 from glassblock.checkpoint.settings import eps_of
 from glassblock.errors import DamagedCheckpoint
-
-ONE_FLOAT32 = 2.0**-23
-"""Two decimal numbers that are one float32 number: formats such as GGUF store epsilons so."""
 
 
 class Witness(NamedTuple):

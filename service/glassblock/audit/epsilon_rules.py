@@ -39,7 +39,8 @@ def _conflict(evidence: Evidence) -> Iterator[Outcome]:
     others = tuple(_other_sources(checkpoint.config, checkpoint.params, row))
     for other in others:
         yield from _disagreements(evidence, ours, other, level="warning")
-    yield Checked(len({eps.source for eps in ours.values() if not eps.defaulted}) + len(others))
+    stated = len({eps.source for eps in ours.values() if not eps.defaulted}) + len(others)
+    yield Checked(stated) if stated else Skipped(reason="no config of the checkpoint states an epsilon of these norms")
     if question.against is not None:
         yield from _against(evidence, ours)
     yield from _beside_reference(evidence, ours)
@@ -115,12 +116,13 @@ def _disagreements(
         words, facts = _sensitivity(value, other.value, energy)
         settled = _settled(evidence, roles, value, other)
         here = own_place(evidence, source) if other.party is not None else source
-        place = "the checkpoint's config.json" if ours[roles[0]].defaulted else here
+        config = evidence.checkpoint.config
+        place = f"the checkpoint's {_name_of(config)}" if ours[roles[0]].defaulted else here
         told = "" if "decided" not in settled else f"; {settled['decided']:g} is borne out by {settled['decided_by']}"
         yield Found(
             f"the epsilon of the norms {', '.join(roles)} is {value:g} ({here}) and {other.value:g} "
             f"({other.source}); {words}{told}",
-            file="config.json" if evidence.checkpoint.config is not None else None,
+            file=None if config is None else config.path.name,
             evidence={
                 "roles": roles,
                 "declared": {"value": value, "source": source},
@@ -131,6 +133,10 @@ def _disagreements(
             fix=Fix(action="align-eps", description=_what_to_set((value, place), other, settled.get("decided"))),
             level=level,
         )
+
+
+def _name_of(config: ConfigFile | None) -> str:
+    return "config.json" if config is None else config.path.name
 
 
 def _what_to_set(mine: tuple[float, str], other: _Stated, decided: float | None) -> str:
@@ -184,9 +190,10 @@ def relative_change(mean_square: float, *, true: float, used: float) -> float:
 def _defaulted(evidence: Evidence) -> Iterator[Outcome]:
     row, config = evidence.family, evidence.checkpoint.config
     taken: dict[tuple[float, tuple[str, ...]], list[str]] = {}
-    for norm in row.norms:
-        if not norm.eps.keys:
-            continue  # fixed by the family, so no config could say it
+    spoken = [norm for norm in row.norms if norm.eps.keys]
+    if not spoken:
+        yield Skipped(reason=f"the family {row.name} fixes every epsilon, so no config could state one")
+    for norm in spoken:
         try:
             eps = eps_of(config, row, norm.eps)
         except DamagedCheckpoint as error:
@@ -196,7 +203,7 @@ def _defaulted(evidence: Evidence) -> Iterator[Outcome]:
             taken.setdefault((eps.value, norm.eps.keys), []).append(norm.role)
         yield Checked()
     for (value, keys), roles in taken.items():
-        silent = "there is no config.json" if config is None else f"config.json has no {' or '.join(keys)}"
+        silent = "there is no config.json" if config is None else f"{config.path.name} has no {' or '.join(keys)}"
         notes = [note for note in row.notes if "epsilon" in note]
         yield Found(
             f"{silent}: the norms {', '.join(roles)} take {value:g}, the default of the family {row.name}"
@@ -209,7 +216,7 @@ def _defaulted(evidence: Evidence) -> Iterator[Outcome]:
                 "family": row.name,
                 **_default_borne_out(evidence, roles, value),
             },
-            fix=Fix(action="declare-eps", description=f"State {keys[0]} in config.json."),
+            fix=Fix(action="declare-eps", description=f"State {keys[0]} in {_name_of(config)}."),
         )
 
 

@@ -25,7 +25,6 @@ from glassblock.numerics.fused_layouts import split_groups
 from glassblock.wire.audits import Fix
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_WEIGHTS = frozenset({"weight", "qweight", "weight_packed"})
 _AS_LONG = 1e-5
 """Relative difference of two lengths that are equal but for the order in which squares were added in float32."""
 
@@ -46,12 +45,12 @@ def equal_projections(evidence: Evidence) -> Iterator[Found]:
     meant so, or the converter did it everywhere: a warning of trained gates, else a note.
     """
     homes: dict[tuple[str, ...], int] = defaultdict(int)
-    equal: dict[tuple[str, ...], list[_Equal]] = defaultdict(list)
+    equal: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Equal]] = defaultdict(list)
     for layer, tensors in evidence.layers.items():
         for members, expert, trained in _modules(evidence, tensors):
             homes[_kinds(members)] += 1
             for names in _alike(evidence, members):
-                equal[_kinds(members)].append(_Equal(layer, expert, names, trained))
+                equal[_kinds(members), _kinds(names)].append(_Equal(layer, expert, names, trained))
         for network in tensors.networks:
             if "fused" not in network.weights:
                 continue
@@ -59,9 +58,9 @@ def equal_projections(evidence: Evidence) -> Iterator[Found]:
             homes[_kinds(names)] += 1
             if (layer, network.expert) in evidence.equal_halves:
                 trained = _is_trained(evidence, layer, network)
-                equal[_kinds(names)].append(_Equal(layer, network.expert, names, trained))
-    for kinds, found in equal.items():
-        yield from _everywhere(found) if len(found) >= homes[kinds] else _somewhere(found)
+                equal[_kinds(names), _kinds(names)].append(_Equal(layer, network.expert, names, trained))
+    for (home, _), found in equal.items():
+        yield from _everywhere(found) if len(found) >= homes[home] else _somewhere(found)
 
 
 def equal_halves(

@@ -147,7 +147,7 @@ class Mispaired:
         layer: Its number.
         network: Which network.
         tensors: Names of up and down.
-        balance: Correlation of the log lengths of its rows of up and columns of down.
+        balance: Correlation of the log lengths of its rows of up and columns of down; None where they do not vary.
         others: The same, median over the other layers.
         paired_draws_p: P(up) among its draws.
         cosine_z: Of the summed squared cosines of gate and up rows, against permuted rows.
@@ -156,8 +156,8 @@ class Mispaired:
     layer: int
     network: Tested
     tensors: tuple[str, ...]
-    balance: float
-    others: float
+    balance: float | None
+    others: float | None
     paired_draws_p: float
     cosine_z: float
 
@@ -169,11 +169,16 @@ class PairingStudy(NamedTuple):
         compared: How many networks were held against the others.
         mispaired: Those that stand apart.
         why_not: Why nothing was compared; None where it was.
+        left_out: Networks in which there is nothing to pair: the layer of each, and why.
+        open: Of those compared, each of which one tie shows nothing, where it does not in most others either: its
+            layer, and what.
     """
 
     compared: int
     mispaired: tuple[Mispaired, ...]
     why_not: str | None = None
+    left_out: tuple[tuple[int, str], ...] = ()
+    open: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

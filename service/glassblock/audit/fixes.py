@@ -124,7 +124,7 @@ def _unwrap_names(checkpoint: Checkpoint, _: Finding) -> Patch | Unrepaired:
     wrapped = wrapped_names(checkpoint.entries, checkpoint.family)
     if wrapped is None:
         return Unrepaired("no part of the names stands between them and the family's", "the script that wrote them")
-    return (Rename(MappingProxyType({old: new for old, new in wrapped.names.items() if old != new})),)
+    return (Rename(wrapped.names),)
 
 
 _SOURCE = "the file, or the checkpoint, from its source"
@@ -148,6 +148,10 @@ FIXES: Mapping[str, Repair] = MappingProxyType(
         "declare-bias": declare_bias,
         "correct-config": correct_config,
         "align-eps": align_eps,
+        "align-config": _needs(
+            "two sources in the checkpoint differ, and no tensor tells which was trained with",
+            "the config of the training run, or captured tensors (--captures)",
+        ),
         "correct-engine": _needs(
             "it is the other engine's config that differs, and neither tells which was trained with",
             "the config of the training run",

@@ -3,7 +3,8 @@
 What belongs to a weight moves with it: its bias, its scales and its zero points.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import cast
 
@@ -12,20 +13,20 @@ from glassblock.checkpoint.changes import Reorder, Within
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.layer_map import resolve_layer
 from glassblock.checkpoint.opened import Checkpoint
-from glassblock.checkpoint.patches import Alter, Edit, Patch, Rename
+from glassblock.checkpoint.patches import Alter, Patch, Rename
 from glassblock.numerics.fused_layouts import RowLayout
 from glassblock.wire.audits import Finding
 
 
 def swap_of(checkpoint: Checkpoint, one: str, other: str) -> Rename:
     """Two modules exchanged: the tensors named, and their biases, scales and zero points, wherever they lie."""
-    first, second = _module(one), _module(other)
-    names: dict[str, str] = {}
-    for name in checkpoint.entries:
-        for mine, its in ((first, second), (second, first)):
-            if _belongs(name, mine):
-                names[name] = its + name[len(mine) :]
-    return Rename(MappingProxyType(names))
+    return Rename(MappingProxyType(_moved(checkpoint, one, other) | _moved(checkpoint, other, one)))
+
+
+def _moved(checkpoint: Checkpoint, weight: str, home: str) -> dict[str, str]:
+    """The names of a weight and of what belongs to it, each with its name under another module."""
+    mine, its = _module(weight), _module(home)
+    return {name: its + name[len(mine) :] for name in checkpoint.entries if _belongs(name, weight)}
 
 
 def _module(name: str) -> str:
@@ -34,8 +35,10 @@ def _module(name: str) -> str:
     return module if module and "weight" in last else name
 
 
-def _belongs(name: str, module: str) -> bool:
-    return name == module or name.startswith((f"{module}.", f"{module}_"))
+def _belongs(name: str, weight: str) -> bool:
+    """Whether a tensor is the weight or belongs to it: in its module, or of a weight that is no module's, beside it."""
+    module = _module(weight)
+    return name == weight or name.startswith(f"{module}." if module != weight else (f"{module}.", f"{module}_"))
 
 
 def swap_tensors(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepaired:
@@ -59,8 +62,7 @@ def renumber_experts(checkpoint: Checkpoint, finding: Finding) -> Patch | Unrepa
     names: dict[str, str] = {}
     for expert, home in cast("dict[str, int]", homes).items():
         for part, entry in networks[expert].weights.items():
-            mine, its = _module(entry.name), _module(networks[str(home)].weights[part].name)
-            names |= {name: its + name[len(mine) :] for name in checkpoint.entries if _belongs(name, mine)}
+            names |= _moved(checkpoint, entry.name, networks[str(home)].weights[part].name)
     return (Rename(MappingProxyType(names)),)
 
 
@@ -94,63 +96,58 @@ def relaid_rows(rows: int, stored: RowLayout, wanted: RowLayout) -> tuple[Reorde
     return to_halves, Reorder(-2, (2, wanted.groups, rows // 2 // wanted.groups), onto=(1, 0, 2), flip=turn)
 
 
+_WITHOUT_ROWS = frozenset(
+    {"weight_shape", "g_idx", "weight_g_idx", "input_scale", "input_global_scale", "input_zero_point", "_extra_state"}
+)
+"""What lies in the module of a weight and holds nothing of its rows."""
+
+
 def _reordered(
     checkpoint: Checkpoint, finding: Finding, order: Callable[[int, RowLayout], tuple[Reorder, ...]]
 ) -> Patch | Unrepaired:
     """The rows of fused weights in another order, those of their biases and scales with them."""
     if finding.layer is None or not finding.tensors:
         return Unrepaired("the finding names no layer", "the layer and its fused tensor")
-    edits: list[Edit] = []
-    for network in resolve_layer(checkpoint, finding.layer)[0].networks:
+    tensors = resolve_layer(checkpoint, finding.layer)[0]
+    norms = {entry.name for norm in tensors.norms.values() for entry in norm.entries}
+    edits: dict[str, Alter] = {}
+    for network in tensors.networks:
         entry, layout = network.weights.get("fused"), network.fused_layout
         weight = None if entry is None else checkpoint.entries.get(entry.name)
         if entry is None or layout is None or weight is None or entry.name not in finding.tensors:
             continue
-        if finding.expert in {None, network.expert} and all(edit.tensor != weight.name for edit in _alters(edits)):
-            transposed = network.row.layouts[0] == "in_out"
-            wanted = order(network.fused_rows, layout)
-            stack = isinstance(finding.expert, int) and len(weight.shape) == len(entry.shape) + 1
-            edits.extend(_with_companions(checkpoint, weight, wanted, finding.expert if stack else None, transposed))
-    laid = {edit.tensor for edit in _alters(edits)}
-    left = [name for name in finding.tensors if name not in laid]
+        transposed, rows = network.row.layouts[0] == "in_out", network.fused_rows
+        if weight.name in edits or finding.expert not in {None, network.expert}:
+            continue
+        if len(weight.shape) < 2 or weight.shape[-1 if transposed else -2] != rows:
+            continue  # codes that are packed otherwise than row by row
+        stacked = len(weight.shape) == len(entry.shape) + 1
+        alone = (finding.expert,) if stacked and finding.expert is not None else ()
+        for part in _with_rows(checkpoint, weight.name, norms):
+            axis = _row_axis(part, weight, rows, transposed=transposed)
+            if axis is None:
+                continue
+            turned = _in_blocks(order(rows, layout), axis, rows // part.shape[axis])
+            if turned is None:
+                reason = f"a number of {part.name} stands for rows of gate and of up"
+                return Unrepaired(reason, "the weights before they were quantised")
+            edits[part.name] = Alter(part.name, tuple(Within(alone, one) if alone else one for one in turned))
+    left = [name for name in finding.tensors if name not in edits]
     if left:
         return Unrepaired(f"the rows of {left[0]} cannot be told apart", "the weights before they were quantised")
-    return tuple(edits)
+    return tuple(edits.values())
 
 
-def _alters(edits: Iterable[Edit]) -> Iterator[Alter]:
-    return (edit for edit in edits if isinstance(edit, Alter))
+def _with_rows(checkpoint: Checkpoint, weight: str, norms: Container[str]) -> Iterator[TensorEntry]:
+    """A weight, and its biases, scales and zero points: of its module all but what is known to be something else."""
+    for name, entry in checkpoint.entries.items():
+        if _belongs(name, weight) and name not in norms and name.rpartition(".")[2] not in _WITHOUT_ROWS:
+            yield entry
 
 
-def _with_companions(
-    checkpoint: Checkpoint,
-    weight: TensorEntry,
-    wanted: Sequence[Reorder],
-    expert: int | None,
-    transposed: bool,  # noqa: FBT001
-) -> Iterator[Edit]:
-    """A fused weight and what belongs to its rows in the wanted order; of a stack one expert alone where it is told."""
-    rows = weight.shape[-1 if transposed else -2]
-    for entry in _companions(checkpoint, weight.name):
-        axis = _row_axis(entry, weight, transposed=transposed)
-        if axis is None:
-            continue
-        length = entry.shape[axis]
-        turned = [Reorder(axis, _scaled(one.sizes, length, rows), one.onto, one.flip) for one in wanted]
-        changes = tuple(one if expert is None else Within((expert,), one) for one in turned)
-        yield Alter(entry.name, changes)
-
-
-def _companions(checkpoint: Checkpoint, weight: str) -> Iterator[TensorEntry]:
-    """The weight itself, and its module's biases, scales and zero points."""
-    module = _module(weight)
-    return (entry for name, entry in checkpoint.entries.items() if _belongs(name, module))
-
-
-def _row_axis(entry: TensorEntry, weight: TensorEntry, *, transposed: bool) -> int | None:
+def _row_axis(entry: TensorEntry, weight: TensorEntry, rows: int, *, transposed: bool) -> int | None:
     """The axis on which what belongs to a weight has that one's rows; None where it has none."""
-    rows, own = weight.shape[-1 if transposed else -2], entry.name == weight.name
-    experts = len(weight.shape) - 2  # axes in front, which no order of rows touches
+    own, experts = entry.name == weight.name, len(weight.shape) - 2  # axes in front, which no order of rows touches
     for axis in (-1,) if transposed else (-2, -1):
         length = entry.shape[axis] if len(entry.shape) + axis >= experts else 0
         # A scale may stand for a block of rows.
@@ -159,7 +156,8 @@ def _row_axis(entry: TensorEntry, weight: TensorEntry, *, transposed: bool) -> i
     return None
 
 
-def _scaled(sizes: tuple[int, ...], length: int, rows: int) -> tuple[int, ...]:
-    """The sizes of an axis that stands for `rows`, where it has only `length`: the longest of them shrinks."""
-    longest = max(range(len(sizes)), key=sizes.__getitem__)
-    return tuple(size * length // rows if place == longest else size for place, size in enumerate(sizes))
+def _in_blocks(order: Sequence[Reorder], axis: int, block: int) -> tuple[Reorder, ...] | None:
+    """An order of rows, for numbers of which each stands for `block` rows; None where these do not stay together."""
+    if any(one.sizes[-1] % block for one in order):
+        return None
+    return tuple(replace(one, axis=axis, sizes=(*one.sizes[:-1], one.sizes[-1] // block)) for one in order)

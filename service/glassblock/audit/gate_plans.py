@@ -147,11 +147,11 @@ def _unfit(tensors: NetworkTensors, unread: Mapping[str, str]) -> Unasked | None
     absent = [part for part in needed if part not in entries]
     if absent:
         return Unasked(f"the layer has no {' and no '.join(absent)} projection")
-    for entry in entries.values():
+    for part, entry in entries.items():
         stored = entry.stored if isinstance(entry, StoredEntry) else None
         if entry.dtype not in FLOAT_CODES and stored is None:
-            return Unasked(f"{entry.name} is stored as {entry.dtype}, in no form that is read", _DEQUANTISED)
-        for name in (entry.name,) if stored is None else (part.name for part in stored.entries):
+            return Unasked(f"its {part} is stored as {entry.dtype}, in no form that is read", _DEQUANTISED)
+        for name in (entry.name,) if stored is None else (piece.name for piece in stored.entries):
             if name in unread:
                 return Unasked(unread[name])
     first, last = network.layouts

@@ -18,7 +18,10 @@ Finding = Callable[[int, GateLayer, GateStudy, "EveryExpert | None"], Found]
 
 def _verdicts(evidence: Evidence, *, fused: bool, guilty: Guilty, finding: Finding) -> Iterator[Outcome]:
     """What is said of the networks of one kind: a finding of each that is guilty, or one of all experts of a layer."""
-    for layer, tested, study in gated_networks(evidence, fused=fused, guilty=guilty):
+    networks = tuple(gated_networks(evidence, fused=fused, guilty=guilty))
+    if not networks:
+        yield Skipped(reason=f"no layer has gate and up in {'one tensor' if fused else 'tensors of their own'}")
+    for layer, tested, study in networks:
         if isinstance(tested, Undecidable | Skipped | Checked):
             yield tested
         elif isinstance(tested, EveryExpert):
@@ -180,6 +183,7 @@ def _mispaired(evidence: Evidence) -> Iterator[Outcome]:
     study = evidence.gates
     if study is None:
         return
+    yield from (Skipped(layer=layer, reason=reason) for layer, reason in dict.fromkeys(study.pairing.left_out))
     if study.pairing.why_not is not None:
         yield Skipped(reason=study.pairing.why_not)
         return
@@ -191,11 +195,13 @@ def _mispaired(evidence: Evidence) -> Iterator[Outcome]:
         if numbers is not None and is_noise(numbers):
             continue  # an expert of random numbers: moe/experts-untrained tells it
         where = f"layer {one.layer}" if one.network is None else f"layer {one.layer}, expert {one.network}"
-        told = (
-            f"{where}: the neurons of {' and '.join(one.tensors)} do not belong together: the lengths of up rows and "
-            f"down columns correlate by {one.balance:.2f} (median of the others {one.others:.2f}), and gate and up "
-            f"rows are paired at z = {one.cosine_z:.1f}"
-        )
+        told = f"{where}: the neurons of {' and '.join(one.tensors)} do not belong together: "
+        if one.balance is not None and one.others is not None:
+            told += (
+                f"the lengths of up rows and down columns correlate by {one.balance:.2f} (median of the others "
+                f"{one.others:.2f}), and "
+            )
+        told += f"gate and up rows are paired at z = {one.cosine_z:.1f}"
         yield Found(
             told,
             one.layer,
@@ -213,7 +219,16 @@ def _mispaired(evidence: Evidence) -> Iterator[Outcome]:
                 tensors=one.tensors,
             ),
         )
-    yield Checked(study.pairing.compared)
+    reference = evidence.reference
+    if reference is not None and reference.relation not in ("other-model", "unanswered"):
+        yield Checked(study.pairing.compared)  # it decides, whatever the weights show
+        return
+    for layer, reason in dict.fromkeys(study.pairing.open):
+        yield Undecidable(layer=layer, reason=reason, would_decide=_SHOWS_PAIRS)
+    yield Checked(study.pairing.compared - len(study.pairing.open))
+
+
+_SHOWS_PAIRS = "the same layer of a trusted reference"
 
 
 def power_of_ten(log10_p: float | None) -> str:
@@ -317,7 +332,8 @@ GATE_RULES: tuple[Rule, ...] = (
         detection=(
             "Training ties the length of a row of up to that of its column of down, and turns rows of gate and up "
             "towards each other. A network in which either tie is missing, where nearly all others show it, is read "
-            "again: P(up), or the cosines of all rows, must be noise as well."
+            "again: P(up), or the cosines of all rows, must be noise as well. Where most do not show a tie, those that "
+            "show nothing of it are undecidable; one of whose weights is zero is left out."
         ),
         fooled_by="A layer that was trained otherwise than all the others, or hardly at all: hence a warning.",
         report="https://github.com/nntrainer/nntrainer/pull/4194",

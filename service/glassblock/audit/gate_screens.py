@@ -13,15 +13,12 @@ import torch
 
 from glassblock.audit.gate_plans import GatePlan
 from glassblock.audit.network_sketch import NetworkSketch, Role
-from glassblock.audit.neuron_numbers import NeuronNumbers, neuron_numbers
+from glassblock.audit.neuron_numbers import Key, NeuronNumbers, neuron_numbers
 from glassblock.checkpoint.layer_parts import Expert
 from glassblock.numerics.gate_or_up import GateScreen
 from glassblock.numerics.neuron_lengths import length_numbers
 from glassblock.numerics.pairing import pairing_zs
 from glassblock.numerics.sign_screen import SignSums, screened_together, screens
-
-Key = tuple[int, Expert]
-"""A network: its layer, and which one of it."""
 
 _WAITING_BYTES = 16 << 20
 _AT_ONCE = 8  # networks

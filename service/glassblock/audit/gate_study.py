@@ -20,7 +20,8 @@ from glassblock.audit.evidence import (
 )
 from glassblock.audit.gate_loading import Pieces, load_network
 from glassblock.audit.gate_plans import ALPHA, GatePlan
-from glassblock.audit.gate_screens import GateScreens, Key, Screened
+from glassblock.audit.gate_screens import GateScreens, Screened
+from glassblock.audit.neuron_numbers import Key
 from glassblock.checkpoint.entries import TensorEntry
 from glassblock.checkpoint.stored_entries import storage_notes
 from glassblock.errors import CheckpointUnusable, UnknownCheckpoint
@@ -45,6 +46,17 @@ _TOGETHER_ENTRIES = 1 << 22  # of each of the six sums over experts
 _FEWEST_PAIRED = 4  # networks, before one can stand apart from the others
 _PAIRED = 10.0  # z that the others have
 _UNPAIRED = 3.0
+_NO_LENGTH = "gate, up or down has no row with a length, as where it is zero throughout, so nothing is paired with it"
+_ONE_LENGTH = "the rows of up, or the columns of down, are all of one length, so these lengths cannot go together"
+_NO_DIRECTION = "the rows of gate or up do not vary, so they have no direction in which they could be turned"
+_NO_BALANCE = (
+    "the lengths of up rows and down columns do not go together here, and in too few other layers do they clearly: "
+    "columns of down in another order look so, and rotated or otherwise trained ones as well"
+)
+_NO_COSINES = (
+    "rows of gate and up are not turned towards each other here, and in too few other layers are they clearly: rows of "
+    "gate in another order look so, and otherwise trained ones as well"
+)
 
 
 @dataclass(frozen=True)
@@ -243,7 +255,8 @@ def _pairing(plans: Sequence[GatePlan], layers: Mapping[int, LayerGates], again:
     """Networks whose neurons are not paired where those of nearly all others are.
 
     Gate with up by the cosines of a few rows, up with down by the lengths of all; a suspect is read again, and is one
-    only if P(up) is noise too where the lengths accuse, or the cosines of all rows where those of a few do.
+    only if P(up) is noise too where the lengths accuse, or the cosines of all rows where those of a few do. Where most
+    networks do not show one of the two ties, those that show nothing of it are open.
     """
     wrong = {
         (layer, one.network)
@@ -257,30 +270,58 @@ def _pairing(plans: Sequence[GatePlan], layers: Mapping[int, LayerGates], again:
         if (plan.layer, plan.network.expert) in again.screens.networks
         and (plan.layer, plan.network.expert) not in wrong
     }
+    left_out = {key: _NO_LENGTH for key, (_, found) in seen.items() if _is_void(found)}
+    seen = {key: of for key, of in seen.items() if key not in left_out}
+    balance_zs = {key: _balance_z(found) for key, (_, found) in seen.items()}
+    cosine_zs = {key: found.pairing_z for key, (_, found) in seen.items()}
+    lengths, cosines = _telling(balance_zs), _telling(cosine_zs)
+    for telling, why in ((lengths, _ONE_LENGTH), (cosines, _NO_DIRECTION)):
+        left_out |= dict.fromkeys(seen.keys() - telling.keys() if telling else (), why)
+    seen = {key: of for key, of in seen.items() if key not in left_out}
+    unpaired = _by_network(left_out)
     if len(seen) < _FEWEST_PAIRED:
-        return PairingStudy(0, (), f"{len(seen)} gated networks are too few to tell which one stands apart")
-    lengths: dict[Key, float | None] = {key: _balance_z(found) for key, (_, found) in seen.items()}
-    cosines: dict[Key, float | None] = {key: found.pairing_z for key, (_, found) in seen.items()}
-    suspects: dict[Key, None] = {}
-    for measured in (lengths, cosines):
-        known = [z for z in measured.values() if z is not None]
-        if len(known) >= _FEWEST_PAIRED and median(known) >= _PAIRED:
-            for key, z in measured.items():
-                if z is not None and abs(z) < _UNPAIRED:
-                    suspects[key] = None
-    if not any(z is not None and z >= _PAIRED for measured in (lengths, cosines) for z in measured.values()):
-        return PairingStudy(0, (), "in no layer are the neurons paired clearly enough to miss it in another")
-    balances = median(found.gates.balance_up or 0.0 for _, found in seen.values())
+        why = f"of {len(seen)} gated networks it cannot be told which one stands apart"
+        return PairingStudy(0, (), why, unpaired)
+    if not lengths and not cosines:
+        why = "in too few layers are the neurons paired clearly enough to miss it in another"
+        return PairingStudy(0, (), why, unpaired)
+    known_balances = [found.gates.balance_up for _, found in seen.values() if found.gates.balance_up is not None]
+    balances = median(known_balances) if known_balances else None
     mispaired: list[Mispaired] = []
-    for key in suspects:
-        plan, found = seen[key]
-        accused = _mispaired(plan, found, again, balances)
-        if accused is not None:
-            mispaired.append(accused)
-    return PairingStudy(len(seen), tuple(mispaired))
+    for key, (plan, found) in seen.items():
+        by_lengths, by_cosines = (abs(known.get(key, _PAIRED)) < _UNPAIRED for known in (lengths, cosines))
+        if by_lengths or by_cosines:
+            accused = _mispaired(plan, found, again, balances, by_lengths=by_lengths, by_cosines=by_cosines)
+            mispaired.extend(() if accused is None else (accused,))
+    shown, reason = (cosine_zs, _NO_COSINES) if lengths else (balance_zs, _NO_BALANCE)
+    asked = seen.keys() - {(one.layer, one.network) for one in mispaired} if not (lengths and cosines) else ()
+    open_ = {key: reason for key in asked if abs(shown[key] or 0.0) < _UNPAIRED}
+    return PairingStudy(len(seen), tuple(mispaired), None, unpaired, _by_network(open_))
 
 
-def _mispaired(plan: GatePlan, found: Screened, again: Again, others: float) -> Mispaired | None:
+def _is_void(found: Screened) -> bool:
+    """Whether gate, up or down has no row (of down, column) with a length."""
+    return None in (found.gates.gate_lengths, found.gates.up_lengths, found.gates.down_lengths)
+
+
+def _by_network(reasons: Mapping[Key, str]) -> tuple[tuple[int, str], ...]:
+    """The layer of each network and the reason; of an expert, that it holds of some."""
+    told = (
+        (layer, f"some experts: {why}" if isinstance(expert, int) else why) for (layer, expert), why in reasons.items()
+    )
+    return tuple(sorted(told))
+
+
+def _telling(measured: Mapping[Key, float | None]) -> dict[Key, float]:
+    """What was measured, where most networks show that they are paired; else nothing."""
+    known = {key: z for key, z in measured.items() if z is not None}
+    return known if len(known) >= _FEWEST_PAIRED and median(known.values()) >= _PAIRED else {}
+
+
+def _mispaired(
+    plan: GatePlan, found: Screened, again: Again, others: float | None, *, by_lengths: bool, by_cosines: bool
+) -> Mispaired | None:
+    """What is left of an accusation, by the lengths or by the cosines of a few rows, when all rows are looked at."""
     again.told(plan.layer)
     try:
         loaded = load_network(plan, again.pieces)
@@ -291,9 +332,7 @@ def _mispaired(plan: GatePlan, found: Screened, again: Again, others: float) -> 
     statistics = gate_up_evidence(gate, up, down, seed=plan.layer, level=0.5, draws=DRAWS)
     step = max(1, plan.neurons // _COMPARED)
     cosine = pairing_z(gate[::step], up[::step]) or 0.0
-    lengths = _balance_z(found)
-    by_lengths = lengths is not None and abs(lengths) < _UNPAIRED and statistics.paired_up.noise
-    by_cosines = abs(cosine) < _UNPAIRED
+    by_lengths, by_cosines = by_lengths and statistics.paired_up.noise, by_cosines and abs(cosine) < _UNPAIRED
     if not by_lengths and not by_cosines:
         return None
     tested, (named_gate, named_up, named_down) = plan.network.expert, plan.names
@@ -303,7 +342,7 @@ def _mispaired(plan: GatePlan, found: Screened, again: Again, others: float) -> 
         plan.layer,
         tested,
         tuple(dict.fromkeys(names)),
-        found.gates.balance_up or 0.0,
+        found.gates.balance_up,
         others,
         statistics.paired_up.draws_p,
         cosine,

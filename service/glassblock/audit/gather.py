@@ -73,8 +73,8 @@ def gather(
 
     Args:
         checkpoint: As opened.
-        question: Decides whether gates are judged, how many bounds are certified and how bytes are hashed; nothing else
-            of it is read here.
+        question: Its rules decide whether gates, the orientation of square weights and the rotary order are judged; it
+            also says how many bounds are certified and how bytes are hashed. What to compare with is not read here.
         device: Where the tensors go.
         progress: Told (bytes done, bytes in all, what comes next) before each tensor.
         cancelled: Asked at the same places.

@@ -66,7 +66,7 @@ def norm_metrics(evidence: Evidence, layer: int) -> dict[str, Metric]:
         except DamagedCheckpoint:
             continue  # the config's own fault says why
     energy = evidence.embedding
-    if energy is not None and layer == min(evidence.layers):
+    if energy is not None and layer == 0:
         metrics["norm_attn_in_input_mean_square_least"] = energy.least
         metrics["norm_attn_in_input_mean_square_median"] = energy.median
         metrics["norm_attn_in_input_mean_square_most"] = energy.most

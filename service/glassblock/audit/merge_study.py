@@ -123,9 +123,9 @@ def merge_study(
         tell: Told what comes next; may raise to stop.
     """
     known = {
-        (tensor, checkpoint.entries[tensor].start): digest
+        (tensor, entry.start, entry.stop): digest
         for tensor, digest in digests.items()
-        if tensor in checkpoint.entries
+        if (entry := checkpoint.entries.get(tensor)) is not None
     }
     meter, lost = ReadMeter(), list[str]()
     opened: list[_Parent] = []
@@ -189,7 +189,8 @@ class _Comparison:
         """The layers that this one is a version of: one of each parent at most, the nearest."""
         matrices = [key for key in keys if self.mine[key].shape[1] > 1]
         # Several, since one may be what a merge, or a mistake, has exchanged.
-        probed = {matrices[place * (len(matrices) - 1) // (PROBED - 1)] for place in range(PROBED)} if matrices else ()
+        places = [place * (len(matrices) - 1) // (PROBED - 1) for place in range(PROBED)] if matrices else []
+        probed = dict.fromkeys(matrices[place] for place in places)
         owns: dict[Key, Tensor] = {}
         for key in probed:
             with suppress(GlassblockError):  # told where the tensor is compared

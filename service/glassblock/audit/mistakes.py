@@ -289,9 +289,6 @@ _GATES = ("ffn/gate-up-swapped", "ffn/fused-order")
 
 _NO_EPS = "captured norms, or another engine's config (--against): no tensor carries an epsilon"
 _COMPARED = "a reference checkpoint (--reference): the rows of small or hardly trained models show no order"
-_SHARED = (
-    "a reference checkpoint (--reference): models whose layers are shared, or deepened by copies, are as they should be"
-)
 _CAPTURED = "captured tensors of the layer: both names are there, and gains have no mark of their place"
 
 MISTAKES: Mapping[str, Mistake] = MappingProxyType(
@@ -329,7 +326,7 @@ MISTAKES: Mapping[str, Mistake] = MappingProxyType(
             Mistake("norms-exchanged", "two norms of one layer exchanged", ("norm/role",), _norms_exchanged, _CAPTURED),
             Mistake("square-transposed", "a square matrix stored transposed", ("tensor/transposed",), _square),
             Mistake("transposed", "an oblong matrix stored transposed", ("config/shape",), _oblong),
-            Mistake("layer-twice", "one layer holding the numbers of another", ("tensor/duplicate",), _twice, _SHARED),
+            Mistake("layer-twice", "one layer holding the numbers of another", ("tensor/duplicate",), _twice),
             Mistake("nan", "one number of one matrix is NaN", ("tensor/non-finite",), _not_a_number),
             Mistake(
                 "infinity",

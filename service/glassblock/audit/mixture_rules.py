@@ -16,7 +16,7 @@ TRAINED = 10.0
 """Standard deviations of the scatter of noise beyond which lengths cannot be noise."""
 
 _AGAIN = Fix(action="convert-again", description="Convert the experts again from the source.")
-_NO_EXPERTS = "the family has no routed experts"
+_NO_EXPERTS = "no layer has several routed experts"
 
 
 def _routed(tensors: LayerTensors) -> tuple[NetworkTensors, ...]:
@@ -96,11 +96,11 @@ def _untrained(evidence: Evidence) -> Iterator[Outcome]:
         known = {expert: found for expert, found in numbers.items() if found is not None}
         if len(known) < len(experts):
             yield Skipped(layer=layer, reason=f"{len(experts) - len(known)} of {len(experts)} experts were not weighed")
+        else:
+            yield Checked()
         chosen = {expert: found for expert, found in known.items() if not unrouted(evidence, layer, expert)}
         noise = tuple(expert for expert, found in chosen.items() if is_noise(found))
         beside = _trained_beside(evidence, layer, chosen, noise)
-        if known:
-            yield Checked()
         if noise and beside is not None:
             yield _never_trained(layer, experts, noise, chosen, beside)
 

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-_LAYER = re.compile(r"(?<![^.])(?:layers|h|blocks|layer)\.(\d{1,9})(?=\.)")
+_LAYER = re.compile(r"(?<![^.])(?:layers|layer|blocks|block|blk|h|decoder_layer|transformer_blocks)\.(\d{1,9})(?=\.)")
 _SHOWN = 3
 _LONGEST = 300
 """Characters of a name that a message shows."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from glassblock.audit.evidence import Evidence, GainMoments
 from glassblock.audit.names import alike, in_words, only_layer
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
-from glassblock.audit.tensor_rules import misfit_look
+from glassblock.audit.tensor_rules import ENTERING, misfit_look
 from glassblock.numerics.norms import NormArithmetic, norm_kind_named
 from glassblock.wire.audits import Fix, Skipped, Undecidable
 
@@ -109,8 +109,11 @@ def _constant_role(evidence: Evidence) -> Iterator[Found]:
             if norm.gain is not None and moments is not None:
                 roles.setdefault(role, {})[norm.gain.name] = moments
     constant = {role: gains for role, gains in roles.items() if all(one.least == one.most for one in gains.values())}
-    if len(constant) == len(roles):
+    if constant.keys() == roles.keys():
         return
+    entering = roles.keys() & ENTERING
+    if entering <= constant.keys():  # multiplied into the matrices behind them, as before a rotation
+        constant = {role: gains for role, gains in constant.items() if role not in entering}
     for gains in constant.values():
         names = tuple(gains)
         stored = {evidence.values[name].most for name in names if name in evidence.values}
@@ -168,7 +171,8 @@ def _eps_mismatch(evidence: Evidence) -> Iterator[Outcome]:
         return  # they are told of as every rule tells of them
     yield Undecidable(
         reason="no tensor of the checkpoint carries the epsilon that a norm was run with",
-        would_decide="captured input and output of a norm (--captures), of its rows with the least energy",
+        would_decide="captured input and output of a norm (--captures), of its rows with the least energy; another "
+        "engine's config (--against) or the original (--reference) shows a difference",
     )
 
 

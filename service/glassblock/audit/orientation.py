@@ -128,19 +128,21 @@ def _judged(group: _Group, networks: Sequence[Projections], level: float) -> Tur
     # One weight turned makes others look turned against it: the reading in which most belongs together is told.
     explained = {
         turned: sum(test.z for test in _shown(group, [with_turned(one, turned) for one in networks], seed))
-        for turned in suspects
+        for turned in group.hypotheses
     }
-    best = max(suspects, key=explained.__getitem__)
+    best = max(group.hypotheses, key=explained.__getitem__)
     names = group.names(best)
-    if upright and sum(test.z for test in shown) >= explained[best]:
-        return None
+    if sum(test.z for test in shown) >= explained[best]:
+        reason = "as it lies more belongs together than with any axes exchanged, though not everything that should"
+        return None if upright else OpenOrientation(layer, group.names(group.roles[-1]), reason)
     draws = min(round(1 / level), _MOST_DRAWS)
     test = turned_test(networks, best, draws=draws, seed=seed + 1)
     if test.p > level:
-        reason = f"its axes may be exchanged (p = {test.p:.2g} of {draws} permutations, where {level:.2g} is asked)"
+        axes = f"{'its' if len(names) == 1 else 'their'} axes"
+        reason = f"{axes} may be exchanged (p = {test.p:.2g} of {draws} permutations, where {level:.2g} is asked)"
         return OpenOrientation(layer, names, reason)
     near: list[Turned] = [
-        turned for turned in suspects if turned != best and explained[turned] > _CLEAR * explained[best]
+        turned for turned in group.hypotheses if turned != best and explained[turned] > _CLEAR * explained[best]
     ]
     either: dict[str, None] = dict.fromkeys(name for turned in near for name in group.names(turned))
     others = tuple(name for name in dict.fromkeys(group.plans[0].names) if name not in names)

@@ -16,7 +16,8 @@ def orientation_look(evidence: Evidence) -> Iterator[Outcome]:
     for turned in study.turned:
         yield _found(turned)
     for one in study.open:
-        reason = f"{' and '.join(one.tensors)} is square, so no shape tells its axes apart, and {one.reason}"
+        verb, whose = ("is", "its") if len(one.tensors) == 1 else ("are", "their")
+        reason = f"{' and '.join(one.tensors)} {verb} square, so no shape tells {whose} axes apart, and {one.reason}"
         yield Undecidable(layer=one.layer, reason=reason, would_decide=_WOULD_DECIDE)
     yield from (Skipped(layer=layer, reason=reason) for layer, reason in study.unread)
     yield Checked(study.upright + len(study.turned))
@@ -24,13 +25,15 @@ def orientation_look(evidence: Evidence) -> Iterator[Outcome]:
 
 def _found(turned: TurnedWeight) -> Found:
     names, others = " and ".join(turned.tensors), " and ".join(turned.others)
-    test = turned.test
+    test, whose = turned.test, "its" if len(turned.tensors) == 1 else "their"
     told = (
-        f"layer {turned.layer}: {names}: by all appearance its axes are exchanged: read the other way round its "
-        f"neurons are those of {others} (permutations of the neurons: p = {test.p:.1e}, {test.z:.0f} deviations)"
+        f"layer {turned.layer}: {names}: by all appearance {whose} axes are exchanged: read the other way round "
+        f"{whose} neurons are those of {others} (permutations of the neurons: p = {test.p:.1e}, "
+        f"{test.z:.0f} deviations)"
     )
     if turned.either:
-        told += f"; or else {' and '.join(turned.either)} is what lies so"
+        lie = "is what lies" if len(turned.either) == 1 else "are what lie"
+        told += f"; or else {' and '.join(turned.either)} {lie} so"
     return Found(
         told,
         turned.layer,
@@ -43,7 +46,7 @@ def _found(turned: TurnedWeight) -> Found:
             "level": turned.level,
             "or_else": list(turned.either),
         },
-        fix=Fix(action="transpose", description="Exchange its axes.", tensors=turned.tensors),
+        fix=Fix(action="transpose", description=f"Exchange {whose} axes.", tensors=turned.tensors),
         level="warning",
         certainty="statistical",
     )

@@ -15,6 +15,7 @@ from glassblock.checkpoint.entries import FLOAT_CODES, TensorEntry
 from glassblock.checkpoint.fitting import LayerFault
 from glassblock.checkpoint.quantisation import declared_quantisation
 from glassblock.checkpoint.stored_entries import StoredEntry
+from glassblock.checkpoint.stored_weights import is_read, scale_beside
 from glassblock.wire.audits import Fix, Skipped
 
 _TOPS: Mapping[Grid, float] = MappingProxyType({"e2m1": 6.0, "e4m3": 448.0, "e4m3fnuz": 240.0, "e5m2": 57344.0})
@@ -41,21 +42,25 @@ def _scale_missing(evidence: Evidence) -> Iterator[Outcome]:
         if isinstance(entry, StoredEntry) and entry.stored is not None
     }
     entries = evidence.checkpoint.entries
+    declared = declared_quantisation(evidence.checkpoint.config)
+    # Of a method that is not read nobody here knows what its scales are called, nor whether it has any.
     bare = [
         (fault, entry)
         for fault in evidence.misfits
-        if fault.kind == "quantised" and (entry := entries.get(fault.tensor)) is not None
+        if fault.kind == "quantised"
+        and (declared is None or is_read(declared))
+        and (entry := entries.get(fault.tensor)) is not None
+        and scale_beside(entries, entry.name) is None
     ]
     groups = alike(entries) if bare else {}
     same = {name: names for names in groups.values() for name in names}
-    declared = declared_quantisation(evidence.checkpoint.config) is not None
-    ordered = sorted(entries) if bare and not declared else []
+    ordered = sorted(entries) if bare and declared is None else []
     for fault, entry in bare:
         others = [entries[name].dtype for name in same[entry.name] if name != entry.name]
         if entry.dtype in _CODES:
             scaled = entry.dtype in beside
-            yield from _codes_alone(evidence, fault, entry, [] if declared else others, scaled=scaled)
-        elif entry.dtype in _INTEGERS and len(entry.shape) > 1 and not declared:
+            yield from _codes_alone(evidence, fault, entry, others if declared is None else [], scaled=scaled)
+        elif entry.dtype in _INTEGERS and len(entry.shape) > 1 and declared is None:
             yield _integers_alone(fault, entry, others, ordered)
 
 
@@ -72,19 +77,15 @@ def _codes_alone(
     wide = [dtype for dtype in others if dtype in FLOAT_CODES]
     if len(wide) > len(others) - len(wide) + 1:  # a cast on purpose reaches half of the layers at least
         yield replace(alone, message=f"{fault.message}, while {_same_weight(wide)}")
-    elif values is not None and values.most is not None and values.least is not None:
-        most = max(values.most, -values.least)
-        if most == _CODES[entry.dtype]:
-            told = (
-                f"its greatest number is {most:g}, the greatest of the format, which is what scaling makes of a weight"
-            )
-            yield replace(
-                alone,
-                message=f"{fault.message}; {told}",
-                evidence=facts | {"most": most},
-                level="warning",
-                certainty="statistical",
-            )
+    elif values is not None and (most := values.largest) == _CODES[entry.dtype]:
+        told = f"its greatest number is {most:g}, the greatest of the format, which is what scaling makes of a weight"
+        yield replace(
+            alone,
+            message=f"{fault.message}; {told}",
+            evidence=facts | {"most": most},
+            level="warning",
+            certainty="statistical",
+        )
 
 
 def _integers_alone(fault: LayerFault, entry: TensorEntry, others: list[str], ordered: list[str]) -> Found:
@@ -142,9 +143,9 @@ def _unapplied(evidence: Evidence) -> Iterator[Outcome]:
 def _grid_of(evidence: Evidence, name: str) -> tuple[Grid, float] | None:
     """The grid that a matrix lies on and reaches the end of; None where it does not."""
     values, entry = evidence.values[name], evidence.checkpoint.entries[name]
-    if len(entry.shape) < 2 or entry.elements < _LEAST_NUMBERS or values.least is None or values.most is None:
+    most = values.largest
+    if len(entry.shape) < 2 or entry.elements < _LEAST_NUMBERS or most is None:
         return None
-    most = max(values.most, -values.least)
     grids = evidence.grains[name].grids
     for grid, top in _TOPS.items():
         if grid in grids and most == top:
@@ -163,7 +164,8 @@ QUANTISATION_RULES: tuple[Rule, ...] = (
         "shapes compared with the blocks that the config declares. Codes of 8 bits without any scale, in a file that "
         "declares none, are a finding where others have scales or where most other layers hold the weight wide, and a "
         "warning where they reach the end of the format. Integers without a scale are a finding where other layers "
-        "hold the weight wide, else a warning.",
+        "hold the weight wide, else a warning. Nothing is found where a scale lies beside under another "
+        "name that writers use, or where the declared method is not read: that is listed as left out.",
         fooled_by="Codes of 8 bits that were cast without a scale on purpose, and that happen to reach the end.",
         report="https://github.com/unslothai/unsloth/issues/6200",
         needs=("family",),

@@ -12,10 +12,11 @@ from glassblock.audit.names import in_words, only_layer
 from glassblock.audit.neuron_numbers import NeuronNumbers
 from glassblock.audit.padding import wider_than_declared
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
+from glassblock.checkpoint.family import FeedForwardRow
 from glassblock.checkpoint.layer_parts import Expert, LayerTensors, NetworkTensors
-from glassblock.checkpoint.settings import eps_of, text_of
+from glassblock.checkpoint.settings import eps_of, number_of, text_of
 from glassblock.errors import DamagedCheckpoint, InvalidValue
-from glassblock.numerics.activations import activation_named
+from glassblock.numerics.activations import Activation, activation_named
 from glassblock.wire.audits import Skipped
 
 FLOAT16_MOST = 65504.0
@@ -37,20 +38,35 @@ class _Reach(NamedTuple):
     tensors: tuple[str, ...]
 
 
+class _NormSize(NamedTuple):
+    """Of the norm in front of a network: root mean square and greatest size of its gain, and length of its bias."""
+
+    usual: float
+    most: float
+    bias: float
+
+
+class _Growth(NamedTuple):
+    """Of hidden units: whether the activation grows as its input or as the square, and what clamps leave at most."""
+
+    power: int
+    ceiling: float
+
+
 def _overflow(evidence: Evidence) -> Iterator[Outcome]:
     yield from _stored(evidence)
     reaches: list[_Reach] = []
     for layer, tensors in evidence.layers.items():
-        gain = _gain(evidence, tensors)
-        if gain is None:
-            yield Skipped(layer=layer, reason="no norm in front of its network, or none whose gain could be read")
+        norm = _norm_size(evidence, tensors)
+        if norm is None:
+            yield Skipped(layer=layer, reason="no norm in front of its network, or none that could be read")
             continue
-        for network in tensors.networks:
-            numbers = evidence.neurons.get((layer, network.expert))
-            reach = None if numbers is None else _reach(layer, network, numbers, gain)
-            if reach is not None:
-                reaches.append(reach)
-                yield Checked()
+        found = [_reach(evidence, layer, network, norm) for network in tensors.networks]
+        unknown = dict.fromkeys(why for why in found if isinstance(why, str))
+        yield from (Skipped(layer=layer, reason=why) for why in unknown)
+        known = [reach for reach in found if isinstance(reach, _Reach)]
+        yield Checked(len(known))
+        reaches += known
     over = [reach for reach in reaches if reach.usual > FLOAT16_MOST]
     if over:
         worst = max(over, key=lambda reach: reach.usual)
@@ -77,10 +93,9 @@ def _stored(evidence: Evidence) -> Iterator[Outcome]:
     large = {
         name: most
         for name, values in evidence.values.items()
-        if values.least is not None
-        and values.most is not None
+        if (most := values.largest) is not None
+        and most > FLOAT16_MOST
         and evidence.checkpoint.entries[name].dtype in {"F32", "BF16", "F64"}
-        and (most := max(values.most, -values.least)) > FLOAT16_MOST
     }
     if large:
         names = tuple(sorted(large, key=lambda name: -large[name]))
@@ -93,30 +108,70 @@ def _stored(evidence: Evidence) -> Iterator[Outcome]:
         )
 
 
-def _gain(evidence: Evidence, tensors: LayerTensors) -> tuple[float, float] | None:
-    """Root mean square and greatest size of what the norm in front of the network multiplies by."""
+def _norm_size(evidence: Evidence, tensors: LayerTensors) -> _NormSize | None:
     norm = tensors.norms.get("ffn_in")
     if norm is None:
         return None
+    values = None if norm.bias is None else evidence.values.get(norm.bias.name)
+    if norm.bias is not None and (values is None or not math.isfinite(values.square_sum)):
+        return None
+    bias = 0.0 if values is None else math.sqrt(values.square_sum)
     if norm.gain is None:
-        return (1.0, 1.0)
+        return _NormSize(1.0, 1.0, bias)
     found = evidence.gains.get(norm.gain.name)
     if found is None or not math.isfinite(found.square_sum):
         return None
-    return math.sqrt(found.square_sum / found.elements), max(abs(found.least), abs(found.most))
+    return _NormSize(math.sqrt(found.square_sum / found.elements), max(abs(found.least), abs(found.most)), bias)
 
 
-def _reach(layer: int, network: NetworkTensors, numbers: NeuronNumbers, gain: tuple[float, float]) -> _Reach | None:
-    """How large the loudest neuron is, on rows that the norm has made: of d numbers, the squares add up to d."""
+def _reach(evidence: Evidence, layer: int, network: NetworkTensors, norm: _NormSize) -> _Reach | str:
+    """How large the loudest neuron is, on rows that the norm has made: of d numbers, the squares add up to d.
+
+    Or why that cannot be told.
+    """
+    numbers, row = evidence.neurons.get((layer, network.expert)), network.row
+    if numbers is None or numbers.loudest is None:
+        return f"{_called(network)} was not weighed, or is zero throughout"
+    values = [evidence.values.get(entry.name) for part, entry in network.biases.items() if part != "down"]
+    biases = [bias.largest for bias in values if bias is not None and bias.largest is not None]
+    if len(biases) < len(values):
+        return f"a bias of {_called(network)} could not be read"
+    growth = _growth(evidence, row)
+    if growth is None:
+        return f"the activation of {_called(network)} is not known, or is learned"
     loudest = numbers.loudest
-    if loudest is None:
-        return None
-    usual, most = gain
     lengths = [loudest.up] if loudest.gate is None else [loudest.gate, loudest.up]
-    reach = math.prod(length * usual * DEVIATIONS for length in lengths)
-    bound = math.prod(length * most * math.sqrt(numbers.width) for length in lengths)
+    bias = max(biases, default=0.0)
+    usual = [length * norm.usual * DEVIATIONS for length in lengths]
+    most = [length * (norm.most * math.sqrt(numbers.width) + norm.bias) + bias for length in lengths]
+    # The activation is that of the gate, or of the only projection.
+    reach, bound = (min(math.prod([*[first] * growth.power, *rest]), growth.ceiling) for first, *rest in (usual, most))
     names = tuple(dict.fromkeys(entry.name for part, entry in network.weights.items() if part != "down"))
     return _Reach(layer, network.expert, loudest.neuron, min(reach, bound), bound, names)
+
+
+def _growth(evidence: Evidence, row: FeedForwardRow) -> _Growth | None:
+    """None where the config does not tell, or the activation is learned."""
+    limit = row.gating_parameters.get("limit")
+    if limit is None:
+        activation = _activation(evidence, row)
+        squares = activation is not None and float(activation.function(torch.tensor(1e3)).abs()) > 1e5
+        return None if activation is None else _Growth(2 if squares else 1, math.inf)
+    try:
+        most = number_of(evidence.checkpoint.config, evidence.family, limit).value
+    except DamagedCheckpoint:
+        return None
+    return _Growth(1, most * (most + 1))  # one form adds 1 to what is left of up
+
+
+def _activation(evidence: Evidence, row: FeedForwardRow) -> Activation | None:
+    """The one that the config names; None where that is none that is known, or one with tensors of its own."""
+    if row.activation_tensors:
+        return None
+    try:
+        return activation_named(text_of(evidence.checkpoint.config, evidence.family, row.activation).value)
+    except (DamagedCheckpoint, InvalidValue):
+        return None
 
 
 def _underflow(evidence: Evidence) -> Iterator[Outcome]:
@@ -188,6 +243,8 @@ def _dead(evidence: Evidence) -> Iterator[Outcome]:
     if declared is not None:
         yield Skipped(reason=f"the config declares that the model was pruned ({declared})")
         return
+    if not any(tensors.networks for tensors in evidence.layers.values()):
+        yield Skipped(reason="no feed-forward network was found")
     for layer, tensors in evidence.layers.items():
         if wider_than_declared(evidence.checkpoint, tensors) is not None:
             yield Skipped(layer=layer, reason="it is wider than declared, which is told as a shape")
@@ -242,15 +299,10 @@ def _silencing(evidence: Evidence, network: NetworkTensors) -> frozenset[str]:
     silencing = {"down"}
     if row.gating == "product" and row.gated and "up" not in biased:
         silencing.add("up")
-    if row.gating == "product" and not row.activation_tensors:
-        first = "gate" if row.gated else "up"
-        try:
-            name = text_of(evidence.checkpoint.config, evidence.family, row.activation).value
-            still = float(activation_named(name).function(torch.zeros(1))) == 0
-        except (DamagedCheckpoint, InvalidValue):
-            still = False
-        if still and first not in biased:
-            silencing.add(first)
+    activation = _activation(evidence, row) if row.gating == "product" else None
+    first = "gate" if row.gated else "up"
+    if activation is not None and first not in biased and float(activation.function(torch.zeros(1))) == 0:
+        silencing.add(first)
     return frozenset(silencing)
 
 
@@ -280,7 +332,8 @@ RANGE_RULES: tuple[Rule, ...] = (
         what="In float16 a number of the file, or the input of a down projection, could exceed 65,504.",
         hurts="It becomes infinite, then NaN: empty text, or one character for ever.",
         detection="The longest product of a row of gate and a row of up, with the gain of the norm in front, at six "
-        "times its usual size; and the greatest number stored. The bound that no input exceeds is told with it.",
+        "times its usual size, squared by an activation that squares and cut by clamps; and the greatest number "
+        "stored. The bound that no input exceeds, biases included, is told with it.",
         fooled_by="Inputs that never meet that neuron; massive activations on a few tokens, which weights do not show. "
         "Captured tensors would tell.",
         report="https://github.com/huggingface/transformers/issues/9295",

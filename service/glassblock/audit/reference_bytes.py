@@ -11,8 +11,8 @@ CHUNK_BYTES = 2 << 20
 LOOK_BYTES = 4096
 """First bytes compared before a whole tensor is hashed."""
 
-Digests = dict[tuple[str, int], str]
-"""Hashes by name and first byte: a slice of a stack has its own."""
+Digests = dict[tuple[str, int, int], str]
+"""Hashes by name, first byte and last: a slice of a stack has its own."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ByteEquality:
         return b"".join(seen)
 
     def _digest(self, entry: TensorEntry, known: Digests) -> str:
-        place = entry.name, entry.start
+        place = entry.name, entry.start, entry.stop
         if place not in known:
             taken = hasher("fast")
             if taken is None:

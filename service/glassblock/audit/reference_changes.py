@@ -6,6 +6,7 @@ from statistics import median
 
 from glassblock.audit.reference_map import Key, Part
 from glassblock.audit.reference_types import Difference
+from glassblock.checkpoint.entries import FLOAT_CODES
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.checkpoint.stored_entries import StoredEntry
 from glassblock.errors import GlassblockError
@@ -56,7 +57,7 @@ def changed_ranks(
 
 def _rank(here: Part, there: Part, meter: ReadMeter) -> tuple[int | None] | None:
     """Its rank; None where it cannot be told: codes are rounded by their own grid."""
-    if isinstance(here.entry, StoredEntry) or isinstance(there.entry, StoredEntry):
+    if any(isinstance(part.entry, StoredEntry) or part.entry.dtype not in FLOAT_CODES for part in (here, there)):
         return None
     rows = min(here.shape[0], max(FEWEST_ROWS, MOST_NUMBERS // here.shape[1]))
     try:

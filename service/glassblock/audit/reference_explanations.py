@@ -4,7 +4,7 @@ A network is looked for under other orders of its rows before its parts are judg
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -17,7 +17,7 @@ from glassblock.checkpoint.layer_parts import Expert
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import GlassblockError
 from glassblock.numerics.dtypes import name_of_dtype
-from glassblock.numerics.likeness import narrower_dtype
+from glassblock.numerics.likeness import Likeness, narrower_dtype
 
 NOISE_SIGMAS = 6.0
 """Standard deviations within which a cosine is that of unrelated numbers."""
@@ -71,8 +71,8 @@ def _biases_exchanged(pairs: Pairs, home: Key, here: Mapping[str, Part], there: 
     names = ("gate-bias", "up-bias")
     if not set(names) <= here.keys() & there.keys() or all((*home, name) in pairs.same for name in names):
         return None
-    crossed = (likeness_of(here[one], there[other], pairs.meter) for one, other in (names, names[::-1]))
-    if not all(likeness.equal or likeness.rounded for likeness in crossed):
+    crossed = _crossed(names, here, there, pairs.meter)
+    if not crossed or not all(likeness.equal or likeness.rounded for likeness in crossed):
         return None
     fused = here["gate-bias"].name == here["up-bias"].name
     return Verdict(
@@ -85,13 +85,21 @@ def _nearly_exchanged(pairs: Pairs, home: Key, here: Mapping[str, Part], there: 
     straight = [pairs.measured.get((*home, part)) for part in ("gate", "up")]
     if any(likeness is None or abs(likeness.cosine) > FAR for likeness in straight):
         return None
-    crossed = [
-        likeness_of(here[one], there[other], pairs.meter).cosine for one, other in (("gate", "up"), ("up", "gate"))
-    ]
-    if min(crossed) < CLOSE:
+    cosines = [likeness.cosine for likeness in _crossed(("gate", "up"), here, there, pairs.meter)]
+    if min(cosines, default=0.0) < CLOSE:
         return None
-    words = f"gate is the reference's up and up its gate, with cosines {crossed[0]:.3g} and {crossed[1]:.3g}"
+    words = f"gate is the reference's up and up its gate, with cosines {cosines[0]:.3g} and {cosines[1]:.3g}"
     return Verdict("fused-order" if here["gate"].name == here["up"].name else "swapped", words, proved=False)
+
+
+def _crossed(
+    names: tuple[str, str], here: Mapping[str, Part], there: Mapping[str, Part], meter: ReadMeter
+) -> Sequence[Likeness]:
+    """How like each of two parts is to the counterpart of the other; none where a shape is another."""
+    both = [(here[one], there[other]) for one, other in (names, names[::-1])]
+    if any(part.shape != other.shape for part, other in both):
+        return ()
+    return [likeness_of(part, other, meter) for part, other in both]
 
 
 def tell_norm_roles(pairs: Pairs, mine: Mapping[Key, Part], its: Mapping[Key, Part]) -> None:

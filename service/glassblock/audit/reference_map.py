@@ -304,7 +304,7 @@ def _network(home: Key, network: NetworkTensors) -> Iterator[tuple[Key, Part]]:
         for half, index in zip(("gate", "up"), halves, strict=True):
             yield (*home, half), Part(entry, transposed, index, forms=("fused",))
     for part, entry in network.biases.items():
-        if part != "fused" or layout is None:
+        if part != "fused" or layout is None or entry.shape != (network.fused_rows,):
             yield (*home, f"{part}-bias"), Part(entry)
             continue
         halves = split_rows(torch.arange(entry.elements), layout)

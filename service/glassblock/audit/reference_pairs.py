@@ -28,6 +28,7 @@ class Pairs:
         same: Those among them that are equal to it, whatever they are called and however they lie.
         measured: How like its counterpart a part is of which not all bytes are equal, until a difference explains it.
         misshapen: The parts of another shape than their counterpart, until a difference explains it.
+        lost: The keys of those that have one, of which one of the two could not be read.
         unread: What could not be compared, with the reason.
     """
 
@@ -38,6 +39,7 @@ class Pairs:
     same: set[Key] = field(default_factory=set[Key])
     measured: dict[Key, Likeness] = field(default_factory=dict[Key, Likeness])
     misshapen: set[Key] = field(default_factory=set[Key])
+    lost: set[Key] = field(default_factory=set[Key])
     unread: list[str] = field(default_factory=list[str])
 
     def meet(self, key: Key, here: Part, there: Part) -> bool:
@@ -55,6 +57,7 @@ class Pairs:
         except GlassblockError as error:
             self.unread.append(f"{here.name} beside {there.name}: {error.message}")
             self.mapped.discard(key)
+            self.lost.add(key)
             return True
         self.measured[key] = likeness
         if likeness.equal:

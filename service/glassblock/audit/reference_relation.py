@@ -31,6 +31,7 @@ def relation_of(
     misshapen: int,
     layers: int,
     lacking: int,
+    unread: int,
     changes: str,
 ) -> tuple[Relation, str]:
     """The relation, and the same in a sentence.
@@ -42,6 +43,7 @@ def relation_of(
         misshapen: Those of these whose counterpart has another shape.
         layers: Layers that have some.
         lacking: Tensors on either side without a counterpart, but for buffers.
+        unread: Tensors with a counterpart, of which one of the two could not be read.
         changes: What training changed, in words.
     """
     if not mapped or not matrices:
@@ -63,7 +65,7 @@ def relation_of(
         cosines=cosines,
         touched=touched,
         layers=layers,
-        lacking=lacking,
+        uncompared=_uncompared(lacking, unread),
         changes=changes,
         mapped=mapped,
     )
@@ -75,13 +77,13 @@ def _of_one_model(
     cosines: Sequence[float],
     touched: Collection[int],
     layers: int,
-    lacking: int,
+    uncompared: str,
     changes: str,
     mapped: int,
 ) -> tuple[Relation, str]:
     function = [found for found in differences if found.kind not in FORM_KINDS]
     form = _form(differences)
-    if not function and not lacking:
+    if not function and not uncompared:
         if differences:
             return "form", f"the same model in another form: {form}"
         return "identical", f"all {mapped} tensors are equal"
@@ -89,11 +91,11 @@ def _of_one_model(
     if cosines and min(cosines) >= CLOSE and len(touched) >= MOST_LAYERS * max(layers, 1):
         told = f"{changes}; cosines from {min(cosines):.6g}"
         return "fine-tune", f"the same model, its numbers changed: {told}{_of_another_kind(function)}{beside}"
+    beside = f"; {uncompared}{beside}" if function and uncompared else beside
     if function and all(found.kind == "differs" and (found.cosine or 0.0) >= CLOSE for found in function):
-        lost = f"; {_counted(lacking, 'tensor')} without a counterpart" if lacking else ""
-        return "function", f"the same model, its numbers changed in places: {changes}{lost}{beside}"
-    what = _named(function) or _counted(len(function), "difference")
-    return "function", f"the same model, but for {what}{_where(function, layers, lacking)}{beside}"
+        return "function", f"the same model, its numbers changed in places: {changes}{beside}"
+    what = f"{_named(function)}{_where(function, layers)}" if function else uncompared
+    return "function", f"the same model, but for {what}{beside}"
 
 
 _FORM_WORDS: Mapping[str, str] = MappingProxyType(
@@ -144,10 +146,16 @@ def _of_another_kind(function: Sequence[Difference]) -> str:
     return f"; beside that {named}" if named else ""
 
 
-def _where(function: Sequence[Difference], layers: int, lacking: int) -> str:
+def _where(function: Sequence[Difference], layers: int) -> str:
     places = {found.layer for found in function if found.layer is not None}
-    where = f" in {len(places)} of {_counted(layers, 'layer')}" if places else ""
-    return where + (f"; {_counted(lacking, 'tensor')} without a counterpart" if lacking else "")
+    return f" in {len(places)} of {_counted(layers, 'layer')}" if places else ""
+
+
+def _uncompared(lacking: int, unread: int) -> str:
+    """What could not be held against a counterpart; empty where all could."""
+    told = [f"{_counted(lacking, 'tensor')} without a counterpart"] if lacking else []
+    told += [f"{_counted(unread, 'tensor')} that could not be read on both sides"] if unread else []
+    return " and ".join(told)
 
 
 def _counted(count: int, what: str) -> str:

@@ -70,15 +70,17 @@ def reference_study(
     its = parts_of(reference, their_layers if known_both else {}, heads=heads_of(checkpoint))
     their_broken = unreadable(reference)
     known = {
-        (tensor, checkpoint.entries[tensor].start): digest
+        (tensor, entry.start, entry.stop): digest
         for tensor, digest in digests.items()
-        if tensor in checkpoint.entries
+        if (entry := checkpoint.entries.get(tensor)) is not None
     }
     meter = ReadMeter()
     pairs = Pairs(ByteEquality(known, meter), meter)
     pairs.unread += [f"{tensor}: {reason}" for tensor, reason in sorted(their_broken.items())]
-    mine = {key: part for key, part in mine.items() if part.name not in unread}
-    its = {key: part for key, part in its.items() if part.name not in their_broken}
+    both = mine.keys() & its.keys()
+    pairs.lost |= {key for key in both if mine[key].name in unread or its[key].name in their_broken}
+    mine = {key: part for key, part in mine.items() if key not in pairs.lost and part.name not in unread}
+    its = {key: part for key, part in its.items() if key not in pairs.lost and part.name not in their_broken}
     _pair_by_bytes(pairs.bytes_of, mine, its)
     for layer in (None, *sorted({number for key in mine if (number := layer_of_key(key)) is not None})):
         tell("the reference" if layer is None else f"layer {layer} in the reference")
@@ -151,8 +153,9 @@ def _finished(
     pairs: Pairs, name: str, family: str | None, mine: Mapping[Key, Part], its: Mapping[Key, Part]
 ) -> ReferenceStudy:
     """The whole comparison, with its relation."""
-    only_here = tuple(sorted({part.name for key, part in mine.items() if key not in pairs.mapped}))
-    covered = {its[key].name for key in pairs.mapped if key in its}
+    met = pairs.mapped | pairs.lost
+    only_here = tuple(sorted({part.name for key, part in mine.items() if key not in met}))
+    covered = {its[key].name for key in met if key in its}
     only_there = tuple(sorted({part.name for part in its.values()} - covered))
     lacking = [name for name in only_there if not _is_buffer(name)] + [
         name for name in only_here if not _is_buffer(name)
@@ -168,6 +171,7 @@ def _finished(
         misshapen=sum(key in pairs.misshapen for key in matrices),
         layers=layers,
         lacking=len(lacking),
+        unread=len(pairs.lost),
         changes=changes_in_words(changed, ranks, mapped=len(pairs.mapped), layers=layers),
     )
     differences = () if relation in ("other-model", "unanswered") else tuple(pairs.differences)

@@ -1,7 +1,6 @@
 """Layers that hold the numbers of another: copied to deepen a model, or read twice by a conversion.
 
-Only the hashes are compared. Layers are repeated on purpose too, so this is never more than a note, and silent where
-no layer stands alone: then the family shares them, or they were begun as copies of one.
+Only the hashes are compared. Layers are shared and repeated on purpose too, so this is never more than a note.
 """
 
 from bisect import bisect_left
@@ -22,6 +21,7 @@ class _Content(NamedTuple):
     name: str
     matrix: bool
     constant: bool
+    weight: bool
     stored: tuple[str, tuple[int, ...], str]
     """Dtype, shape and hash: equal where two tensors are alike byte for byte."""
 
@@ -37,15 +37,15 @@ def repeated_layers(evidence: Evidence) -> Iterator[Found]:
     for layer, content in contents.items():
         matrices = {part: held for part, held in content.items() if held.matrix}
         # Masks and tables are the same in every layer, zeros and ones in layers that were never filled.
-        if any(not held.constant and len(kept[part]) > 1 for part, held in matrices.items()):
+        if any(not held.constant and (held.weight or len(kept[part]) > 1) for part, held in matrices.items()):
             homes[frozenset((part, held.stored) for part, held in matrices.items())].append(layer)
     groups = [layers for layers in homes.values() if len(layers) > 1]
-    if not groups or len(groups) == len(homes):
+    if not groups:
         return
     whole = all(_stored(contents[layer]) == _stored(contents[layers[0]]) for layers in groups for layer in layers)
     yield Found(
-        f"layers {_in_words(groups)} are equal byte for byte in every {'tensor' if whole else 'matrix'}: the model was "
-        "deepened so on purpose, or one was written in place of another",
+        f"layers {_in_words(groups)} are equal byte for byte in every {'tensor' if whole else 'matrix'}: the model "
+        "shares or repeats them on purpose, or one was written in place of another",
         tensors=tuple(held.name for layers in groups for layer in layers[1:] for held in contents[layer].values()),
         evidence={"layers": sorted(layer for layers in groups for layer in layers), "equal": groups},
         level="note",
@@ -59,18 +59,19 @@ def _contents(evidence: Evidence) -> Iterator[tuple[int, dict[str, _Content]]]:
     for layer, tensors in evidence.layers.items():
         prefix = tensors.prefix
         own = takewhile(lambda name, of=prefix: name.startswith(of), islice(names, bisect_left(names, prefix), None))
-        found = {name.removeprefix(prefix): _content(evidence, name) for name in own}
+        weights = {entry.name for network in tensors.networks for entry in network.weights.values()}
+        found = {name.removeprefix(prefix): _content(evidence, name, weight=name in weights) for name in own}
         known = {part: content for part, content in found.items() if content is not None}
         if len(known) == len(found):
             yield layer, known
 
 
-def _content(evidence: Evidence, name: str) -> _Content | None:
+def _content(evidence: Evidence, name: str, *, weight: bool) -> _Content | None:
     entry, values, digest = evidence.checkpoint.entries[name], evidence.values.get(name), evidence.digests.get(name)
     if values is None or digest is None:
         return None
     constant = not values.any_nonzero or values.least == values.most is not None
-    return _Content(name, len(entry.shape) > 1, constant, (entry.dtype, entry.shape, digest))
+    return _Content(name, len(entry.shape) > 1, constant, weight, (entry.dtype, entry.shape, digest))
 
 
 def _stored(content: dict[str, _Content]) -> dict[str, object]:

@@ -57,10 +57,11 @@ def _index_rule(kind: str, action: str) -> Callable[[Evidence], Iterator[Outcome
     rule = f"index/{kind}"
 
     def look(evidence: Evidence) -> Iterator[Outcome]:
-        yield from (_found(fault, action) for fault in _faults(evidence, rule))
+        found = [_found(fault, action) for fault in _faults(evidence, rule)]
+        yield from found
         index = evidence.checkpoint.index
-        if index is None:
-            yield Skipped(reason="the checkpoint has no index")
+        if index is None:  # files can tell by their own names that another one is missing
+            yield Checked(len(found)) if found else Skipped(reason="the checkpoint has no index")
         else:
             yield Checked(len(index.weight_map) if kind.endswith("tensor") else len(index.shards))
 
@@ -292,9 +293,8 @@ DUPLICATE_RULE = Rule(
     detection="Names are joined over all files, and the copies compared byte for byte. Equal copies are a note. The "
     "hashes of gate and up, and of attention's projections, are compared within each module, and the halves of a fused "
     "tensor: equal in some layers only is an error; in all, a warning for trained gates, else a note. Layers of which "
-    "every matrix is another's are a note: models are deepened so on purpose.",
-    fooled_by="Layers are not told where each is another's, as in families that share them, or in a layer copied over "
-    "all others; nor single tensors of another layer.",
+    "every matrix is another's are a note: models share and repeat layers on purpose.",
+    fooled_by="Single tensors of another layer are not told.",
     report="https://github.com/huggingface/huggingface_hub/issues/4725",
     look=_duplicates,
     looks_at="tensors",

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
-from glassblock.audit.evidence import Evidence
+from glassblock.audit.evidence import Evidence, GainMoments
 from glassblock.audit.names import alike, in_words, layer_of, only_layer
 from glassblock.audit.neuron_numbers import NeuronNumbers
 from glassblock.audit.odd_and_right import counts_nothing, is_open_bound, zeros_by_design
 from glassblock.audit.rule import Checked, Found, Outcome, Rule
 from glassblock.audit.unrouted import unrouted, unrouted_tensors
 from glassblock.audit.values import coordinates
+from glassblock.checkpoint.family import Role
 from glassblock.checkpoint.fitting import LayerFaultKind
 from glassblock.checkpoint.layer_parts import Expert
 from glassblock.numerics.norms import norm_kind_named
@@ -19,6 +20,10 @@ from glassblock.wire.audits import Fix, Skipped
 _MARKERS = frozenset({"scaled_fp8"})
 _ADDS_ZERO = frozenset({Placement.PRE, Placement.PARALLEL})
 """Where norms stand so that a branch which returns zero adds nothing; a norm after it may have a bias."""
+
+_OF_NORMS: frozenset[LayerFaultKind] = frozenset({"missing-norm", "final-missing"})
+ENTERING: tuple[Role, ...] = ("attn_in", "ffn_in")
+"""Norms of what enters attention and the network."""
 
 _ZERO_INITIALISED = ("lora_B", "lora_embedding_B")
 
@@ -241,12 +246,23 @@ def misfit_look(*kinds: LayerFaultKind) -> Callable[[Evidence], Iterator[Outcome
                 there = evidence.checkpoint.entries.get(fault.tensor)
                 facts = {"dtype": there.dtype, "shape": list(there.shape)} if there else {"missing": fault.tensor}
                 yield Found(fault.message, fault.layer, (fault.tensor,), evidence=facts, fix=fix)
-        yield Checked(len(evidence.layers))
-        for fault in evidence.misfits:
-            if fault.kind == "quantised":
-                yield Skipped(layer=fault.layer, reason=fault.message)
+        left_out = () if _OF_NORMS.issuperset(kinds) else (*hidden_in_part(evidence), *_codes(evidence))
+        yield Checked(len(evidence.layers.keys() - {skipped.layer for skipped in left_out}))
+        yield from left_out
 
     return look
+
+
+def hidden_in_part(evidence: Evidence) -> Iterator[Skipped]:
+    """The layers of which some tensors lie in a shard that nobody looked into."""
+    hidden = evidence.hidden
+    yield from (Skipped(layer=layer, reason=hidden.reason) for layer in hidden.half)
+
+
+def _codes(evidence: Evidence) -> Iterator[Skipped]:
+    """What is stored in a form that is not read; of a layer's weights once what is true of all."""
+    told = ((fault.layer, fault.message) for fault in evidence.misfits if fault.kind == "quantised")
+    yield from (Skipped(layer=layer, reason=reason) for layer, reason in dict.fromkeys(told))
 
 
 def _undeclared_bias(evidence: Evidence) -> Iterator[Outcome]:
@@ -274,7 +290,7 @@ def _final_norm(evidence: Evidence) -> Iterator[Outcome]:
     if final is None or trunk is None:
         return
     name = trunk.prefix + final.gain
-    values, layers = evidence.values.get(name), evidence.gains.values()
+    values, layers = evidence.values.get(name), _entering_gains(evidence) or tuple(evidence.gains.values())
     trained = sum(gain.most > gain.least for gain in layers)
     neutral = norm_kind_named(final.kind).initial
     if values is None or values.elements < 2 or values.non_finite or {values.least, values.most} != {neutral}:
@@ -290,6 +306,13 @@ def _final_norm(evidence: Evidence) -> Iterator[Outcome]:
             level="warning",
             certainty="statistical",
         )
+
+
+def _entering_gains(evidence: Evidence) -> tuple[GainMoments, ...]:
+    """Of the norms that can be multiplied into the matrices behind them, where the last one can be into the head."""
+    norms = (tensors.norms.get(role) for tensors in evidence.layers.values() for role in ENTERING)
+    gains = (None if norm is None or norm.gain is None else evidence.gains.get(norm.gain.name) for norm in norms)
+    return tuple(gain for gain in gains if gain is not None)
 
 
 TENSOR_RULES: tuple[Rule, ...] = (

@@ -15,11 +15,12 @@ def unrouted(evidence: Evidence, layer: int, expert: int) -> bool:
 
 def unrouted_tensors(evidence: Evidence) -> frozenset[str]:
     """Names of the tensors that hold nothing but such experts."""
+    entries = evidence.checkpoint.entries
     return frozenset(
         entry.name
         for layer, tensors in evidence.layers.items()
         for network in tensors.networks
         if isinstance(network.expert, int) and unrouted(evidence, layer, network.expert)
         for entry in network.weights.values()
-        if entry.bytes == evidence.checkpoint.entries[entry.name].bytes
+        if (whole := entries.get(entry.name)) is not None and entry.bytes == whole.bytes
     )

@@ -51,6 +51,11 @@ class TensorValues:
         """Whether there are elements, and all are zero."""
         return self.elements > 0 and not self.any_nonzero
 
+    @property
+    def largest(self) -> float | None:
+        """The greatest magnitude of those that are finite; None where there are no extremes."""
+        return None if self.least is None or self.most is None else max(self.most, -self.least)
+
     def and_then(self, piece: Shaped[Tensor, " n"], square_sum: float | None = None) -> "TensorValues":
         """The same, with the next piece of the tensor looked at: flat, in order, in any dtype torch can hold.
 

@@ -76,7 +76,7 @@ def _with_sizes(store: CheckpointStore, request: BudgetRequest) -> BudgetRequest
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:
-    stored = layer_tensors(checkpoint, 0).weights["down"].dtype
+    stored = layer_tensors(checkpoint, checkpoint.layer_indices[0]).weights["down"].dtype
     return next((name for name, code in STORED_AS.items() if code == stored), DEFAULT_DTYPE)
 
 

@@ -146,7 +146,7 @@ def _held(store: CheckpointStore, held: Held) -> wire.Residency:
 
 def _widths(checkpoint: Checkpoint) -> tuple[int | None, int | None]:
     try:
-        return layer_widths(checkpoint, 0)
+        return layer_widths(checkpoint, next(iter(checkpoint.layer_indices), 0))
     except (CheckpointUnusable, InvalidValue):
         return None, None
 

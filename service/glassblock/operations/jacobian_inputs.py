@@ -141,7 +141,7 @@ def with_every_layer(checkpoint: Checkpoint, request: JacobiansRequest) -> Jacob
     if request.layers:
         return request
     checkpoint.require_usable()
-    return request.model_copy(update={"layers": tuple(range(checkpoint.layers))})
+    return request.model_copy(update={"layers": checkpoint.layer_indices})
 
 
 def with_text_as_ids(

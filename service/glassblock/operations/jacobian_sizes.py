@@ -13,7 +13,7 @@ from glassblock.numerics.spectral_request import DEFAULT_STEPS, DENSE_UP_TO
 from glassblock.numerics.wiring import Placement, Wiring
 from glassblock.operations.layer_costs import LayerSizes, feed_forward_cost
 from glassblock.operations.layer_jacobians import CONDITION, EXACT
-from glassblock.operations.layer_sizes import AttentionSize, Cost, NetworkSize, attention_cost
+from glassblock.operations.layer_sizes import AttentionSize, Cost, NetworkSize, attention_cost, heads_of
 from glassblock.wire.jacobians import JacobiansRequest
 
 SPECTRAL_BYTES = 2**31
@@ -23,6 +23,9 @@ STEPS = 20
 
 BLOCK_STEPS = 30
 """The same of a block's, with those that tokens take again in float64: 26 measured on SmolLM2, 35 on drawn weights."""
+
+SCORE_COPIES = 14
+"""Of the scores of attention, which are written out and kept for the way back: 12 to 13 measured."""
 
 NORM_COPIES = 10
 """float64 copies of x at the peak of a norm's own Jacobian."""
@@ -76,7 +79,8 @@ def coupled_parts(sizes: LayerSizes, rows: int, item: int, request: JacobiansReq
     parts: list[Cost] = []
     if sizes.attention is not None and request.part != "mixture":
         cost, size = attention_cost(sizes.attention, 1, rows, item), sizes.attention
-        parts.append(cost._replace(held=2 * cost.held + _with_cast(size, item)))
+        scores = SCORE_COPIES * heads_of(size) * rows * rows * item
+        parts.append(cost._replace(held=3 * cost.held + scores + _with_cast(size, item)))
     if request.part != "attention":
         networks = [*sizes.always, *([] if sizes.expert is None else sizes.routed * [sizes.expert])]
         cost = feed_forward_cost(sizes, rows, item, recombined=0)

@@ -103,6 +103,7 @@ def jacobians(
         checkpoint=request.checkpoint,
         part=request.part,
         family=family.name,
+        verified=family.verified,
         device=str(store.device),
         width=entered.x.shape[-1],
         norms=request.norms,

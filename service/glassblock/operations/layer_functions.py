@@ -57,8 +57,7 @@ def attention_function(
         InvalidValue: There is no such layer.
         CheckpointUnusable: It is not run here.
     """
-    loaded = store.layer(name, checkpoint, layer, meter)
-    attention, wiring = loaded.attention, loaded.attention_wiring
+    attention, wiring = store.attention(name, checkpoint, layer, meter)
 
     def attend(x: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):

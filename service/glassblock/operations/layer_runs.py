@@ -7,9 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.attention_loading import attention_of
-from glassblock.checkpoint.layer_map import whole_layer_tensors
-from glassblock.checkpoint.layers import runnable, wiring_of
 from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
 from glassblock.errors import InvalidValue
@@ -88,12 +85,8 @@ def run_attention_part(
         FamilyMismatch: The attention of this layer is not read here.
     """
     _refuse_network_overrides(request.overrides)
-    runnable(checkpoint, request.layer)
-    tensors = whole_layer_tensors(checkpoint, request.layer)
-    attention = attention_of(checkpoint, tensors, store.device, meter)
-    wiring, notes = overridden_wiring(
-        wiring_of(checkpoint, tensors, store.device, meter, branch="attention"), request.overrides
-    )
+    attention, declared = store.attention(request.checkpoint, checkpoint, request.layer, meter)
+    wiring, notes = overridden_wiring(declared, request.overrides)
     _require_sequence(entering.x, attention.model_width, request)
     compute = _compute(request) or widest_dtype((entering.x, *attention.tensors, *wiring.tensors))
     x, wired = entering.x.to(compute), wiring.to(compute)

@@ -111,13 +111,17 @@ def attention_cost(size: AttentionSize, batch: int, tokens: int, item: int) -> C
     rows, d = batch * tokens, size.d
     held = rows * item * (size.rows + 4 * d)
     statistics = rows * max(size.queries, d) * (17 if item == 8 else 8)
-    heads = max(1, size.queries // 64)
-    scores = min(SCORE_BYTES, 4 * batch * heads * tokens * tokens * max(4, item)) if size.written_out else 0
+    scores = min(SCORE_BYTES, 4 * batch * heads_of(size) * tokens * tokens * max(4, item)) if size.written_out else 0
     if size.masked and not size.written_out:
         scores = min(SCORE_BYTES, MASK_BYTES * tokens * tokens) + 2 * rows * size.queries * item
     cast = size.queries * d * item if item != size.item else 0
     flops = 2 * rows * size.elements + 4 * batch * tokens * tokens * size.queries
     return Cost(held, max(statistics, scores, cast), flops)
+
+
+def heads_of(size: AttentionSize) -> int:
+    """How many heads there are at most, of 64 rows each."""
+    return max(1, size.queries // 64)
 
 
 def network_size(network: NetworkTensors) -> NetworkSize:

@@ -6,9 +6,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from glassblock.checkpoint.layer_map import eps_sources
+from glassblock.checkpoint.family import Role
+from glassblock.checkpoint.layer_map import layer_tensors
 from glassblock.checkpoint.layers import load_norm
+from glassblock.checkpoint.opened import Checkpoint
 from glassblock.checkpoint.reading import ReadMeter
+from glassblock.checkpoint.settings import eps_of
 from glassblock.errors import InvalidValue
 from glassblock.numerics import norm_statistics as numerics
 from glassblock.numerics.norm_jacobians import norm_jacobian, norm_jacobian_frobenius
@@ -103,7 +106,7 @@ def _of_checkpoint(
     checkpoint.require_usable()
     meter = ReadMeter()
     norm = load_norm(checkpoint, request.layer, role, store.device, meter)
-    source = Sourced(value=norm.eps, source=eps_sources(checkpoint)[role].source)
+    source = Sourced(value=norm.eps, source=_eps_source(checkpoint, request.layer, role))
     if request.eps is not None:
         check_eps(request.eps, field="eps")
         norm = Norm(norm.kind, norm.gain, norm.bias, request.eps)
@@ -123,6 +126,13 @@ def _of_checkpoint(
         update={"norm_kind": norm.kind.name, "read": BytesRead(bytes=meter.bytes, tensors=meter.tensors)}
     )
     return Reply(answer, {**reply.tensors, "output": norm(x)})
+
+
+def _eps_source(checkpoint: Checkpoint, layer: int | None, role: Role) -> str:
+    """Who states the epsilon of a norm that is there; in some layers of a hybrid stand others than in the rest."""
+    family = checkpoint.require_usable()
+    row = family if layer is None else layer_tensors(checkpoint, layer).row
+    return next(eps_of(checkpoint.config, row, norm.eps).source for norm in row.norms if norm.role == role)
 
 
 def _answered(

@@ -72,7 +72,7 @@ def _signature(path: Path) -> _Signature | None:
                     return None
                 if alone and item.name != path.name and not item.name.endswith(".json"):
                     continue
-                looked_at = item.name.endswith(LOOKED_AT)
+                looked_at = item.name.endswith(LOOKED_AT) or (alone and item.name == path.name)
                 status = os.stat(item.path) if looked_at else None  # noqa: PTH116  a link's end is meant
                 if status is None:
                     files.append((item.name, 0, 0, 0, 0))

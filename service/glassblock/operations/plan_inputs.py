@@ -15,6 +15,10 @@ from glassblock.operations.tensors import COMPUTE_DTYPES
 from glassblock.operations.texts import token_ids_of
 from glassblock.wire.blocks import BlockRunRequest
 from glassblock.wire.likelihoods import LikelihoodRequest
+from glassblock.wire.norms import NormStatisticsRequest
+
+_OF_TEXTS = BlockRunRequest | LikelihoodRequest | NormStatisticsRequest
+"""Messages whose token ids are texts; those of others are rows of the embedding."""
 
 
 class Shaped(Protocol):
@@ -83,7 +87,7 @@ def input_of(store: CheckpointStore, checkpoint: Checkpoint, message: Any, tenso
         InvalidValue: it says nothing, or what it names is not there.
     """
     ids = None
-    if getattr(message, "text", None) is not None or isinstance(message, BlockRunRequest | LikelihoodRequest):
+    if getattr(message, "text", None) is not None or isinstance(message, _OF_TEXTS):
         ids = token_ids_of(store, checkpoint, message.token_ids, message.text)
     if ids is not None:
         return text_input(checkpoint, ids)

@@ -19,6 +19,7 @@ from glassblock.checkpoint.outer_tensors import embedding_entry, head_entry
 from glassblock.checkpoint.text_states import HEAD_BYTES, layer_count
 from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.numerics.likelihood import DEFAULT_BYTE_BUDGET as LOGITS_BYTES
+from glassblock.operations.audits import open_reference, references_of
 from glassblock.operations.block_runs import WITHOUT_WEIGHTS
 from glassblock.operations.coupled_jacobians import COUPLED_PARTS
 from glassblock.operations.jacobian_inputs import text_states, with_every_layer
@@ -43,6 +44,7 @@ from glassblock.operations.store import CheckpointStore
 from glassblock.operations.texts import token_ids_of
 from glassblock.wire.audits import AuditRequest
 from glassblock.wire.blocks import BlockRunRequest
+from glassblock.wire.endpoints import ENDPOINTS
 from glassblock.wire.explain import ExplainRequest, stage_of
 from glassblock.wire.jacobians import JacobiansRequest
 from glassblock.wire.likelihoods import LikelihoodRequest
@@ -119,11 +121,29 @@ def _planned(read: int, cost: Cost, *, pinned: int = 0) -> Plan:
     return Plan(read, int(MARGIN * cost.bytes) + SMALL_BYTES, cost.flops, pinned)
 
 
-def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes) -> Plan:
-    checkpoint = store.serving(
-        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
-    )
+def _usable(opened: Callable[..., Checkpoint], message: Any) -> Checkpoint:
+    """The checkpoint that a message names, from the store's `open` or `serving`.
+
+    Raises:
+        GlassblockError: there is none, or it cannot be run.
+    """
+    tower = getattr(message, "tower", None)
+    checkpoint = opened(message.checkpoint, family=message.family, family_row=message.family_row, tower=tower)
     checkpoint.require_usable()
+    return checkpoint
+
+
+_WITHOUT_BLOCK = frozenset({"attention", "mixture"})
+"""Parts of a layer that what is pinned of it, its dense block, is no part of."""
+
+
+def _pinned(store: CheckpointStore, message: Any, checkpoint: Checkpoint, layer: int) -> int:
+    """Bytes of the block of a layer that is pinned as it would be run."""
+    return store.pinned_bytes(message.checkpoint, checkpoint, (layer,))
+
+
+def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes) -> Plan:
+    checkpoint = _usable(store.serving, message)
     entered, named = input_of(store, checkpoint, message, tensors), message.overrides.dtype
     whole = message.part != "ffn" or entered.texts is not None
     sizes = sizes_of_layer(checkpoint, message.layer, whole=whole, rows=entered.rows)
@@ -151,15 +171,15 @@ def _block_run(store: CheckpointStore, message: BlockRunRequest, tensors: Shapes
         if message.part == "ffn":
             attended = layer_cost(sizes, entered, item)
             below = Cost(max(below.bytes, attended.bytes - sizes.network.held), 0, below.flops)
-    cost = Cost(max(cost.held + held, below.bytes + held - cost.transient), cost.transient, cost.flops + below.flops)
-    return _planned(
-        read + below_read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,))
-    )
+    pinned = 0 if message.part in _WITHOUT_BLOCK else _pinned(store, message, checkpoint, message.layer)
+    own, under = cost.held + held, below.bytes + held - cost.transient
+    peak = max(own, under)
+    cost = Cost(peak, cost.transient, cost.flops + below.flops)
+    return _planned(read + below_read + entered.read, cost, pinned=peak - max(own - pinned, under))
 
 
 def _likelihood(store: CheckpointStore, message: LikelihoodRequest, tensors: Shapes) -> Plan:
-    checkpoint = store.open(message.checkpoint, family=message.family, family_row=message.family_row)
-    checkpoint.require_usable()
+    checkpoint = _usable(store.open, message)
     cost, read = _text(checkpoint, input_of(store, checkpoint, message, tensors), message.dtype)
     return _planned(read, cost)
 
@@ -189,22 +209,24 @@ NORM_OUTPUTS = 2
 
 
 def _norms(store: CheckpointStore, message: NormStatisticsRequest, tensors: Shapes) -> Plan:
+    below, read = Cost(0, 0, 0), 0
     if message.checkpoint is None:
         found = posted_input(message.x, tensors, "x", 8)
         if found is None:
             raise InvalidValue("x is missing", field="x")
         entered = found
     else:
-        checkpoint = store.open(
-            message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
-        )
-        checkpoint.require_usable()
+        checkpoint = _usable(store.open, message)
         entered = input_of(store, checkpoint, message, tensors)
+        if entered.texts is not None:
+            passed = layer_count(checkpoint) if message.layer is None else message.layer + (message.norm != "attn_in")
+            below, read = cost_below(checkpoint, passed, entered, None)
     elements = entered.rows * entered.width
     dense = 3 * elements * entered.width * 8 if message.jacobian else 0
     together = min(elements, max(entered.width, ELEMENTS_AT_ONCE))
     copies = 8 * ((NORM_COPIES - NORM_OUTPUTS) * together + NORM_OUTPUTS * elements)
-    return _planned(entered.read, Cost(elements * entered.item + max(copies, dense), 0, 2 * 20 * elements))
+    cost = Cost(elements * entered.item + max(copies, dense, below.bytes), 0, 2 * 20 * elements + below.flops)
+    return _planned(entered.read + read, cost)
 
 
 WIRED_FORWARDS = 6
@@ -228,10 +250,7 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
         held = entered.rows * d * entered.item + d * d * matrix.item + outputs
         flops = 2 * entered.rows * (WIRED_FORWARDS * d * d + NORM_PRODUCTS * d**3)
         return _planned(0, Cost(held, 3 * at_once * d * d * item, flops))
-    checkpoint = store.serving(
-        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
-    )
-    checkpoint.require_usable()
+    checkpoint = _usable(store.serving, message)
     if message.layer is None:
         raise InvalidValue("layer is missing", field="layer")
     size = network_size(layer_tensors(checkpoint, message.layer).network(None))
@@ -246,14 +265,11 @@ def _residuals(store: CheckpointStore, message: ResidualCompareRequest, tensors:
     network = len(PLACEMENTS) * (size.elements - m * d + m * d * d)
     flops = 2 * rows * (WIRED_FORWARDS * size.elements + network + NORM_PRODUCTS * d**3)
     cost = Cost(size.held + rows * d * (entered.item + item) + outputs, cast + inner, flops)
-    return _planned(size.read + entered.read, cost, pinned=store.pinned_bytes(message.checkpoint, (message.layer,)))
+    return _planned(size.read + entered.read, cost, pinned=_pinned(store, message, checkpoint, message.layer))
 
 
 def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shapes) -> Plan:
-    checkpoint = store.serving(
-        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
-    )
-    checkpoint.require_usable()
+    checkpoint = _usable(store.serving, message)
     message = with_every_layer(checkpoint, message)
     entered = input_of(store, checkpoint, message, tensors)
     coupled = message.part in COUPLED_PARTS
@@ -275,12 +291,18 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
         else:
             costs.append(separate_cost(sizes, entered.rows, item, message))
     held = entered.rows * entered.width * (entered.item + 4)
+    pins = [
+        0 if message.part in _WITHOUT_BLOCK else _pinned(store, message, checkpoint, layer) for layer in message.layers
+    ]
     peak = max(cost.bytes for cost in costs)
+    beside = max(cost.bytes - pinned for cost, pinned in zip(costs, pins, strict=True))
     flops = max(1, len(placements)) * sum(cost.flops for cost in costs)
     if message.depth:
         chain = depth_cost([sizes.network for sizes in every], entered.rows, entered.item, message)
         peak, flops = max(peak, chain.bytes), flops + chain.flops
-    blocks = sum(sizes.read for sizes in every)
+        beside = max(beside, chain.bytes - sum(pins))
+    attended = [sizes.attention for sizes in every] if message.part == "attention" else []
+    blocks = sum(size.read for size in (attended or every) if size is not None)
     if message.depth and blocks > store.residency.budget:
         blocks *= 2  # what does not stay on the device is read once more for the chain
     read = blocks + entered.read
@@ -288,10 +310,9 @@ def _jacobians(store: CheckpointStore, message: JacobiansRequest, tensors: Shape
         # It goes up once, through all below the highest layer and, for a part of its block, through its attention.
         text, highest = entered._replace(texts=(1, entered.rows)), max(message.layers)
         below, _ = cost_below(checkpoint, highest + (not coupled), text, None)
-        peak, flops = max(peak, below.bytes), flops + below.flops
+        peak, beside, flops = max(peak, below.bytes), max(beside, below.bytes), flops + below.flops
         read = max(read, cost_below(checkpoint, highest + 1, text, None)[1] + entered.read)
-    pinned = store.pinned_bytes(message.checkpoint, message.layers)
-    return _planned(read, Cost(peak + held, 0, flops), pinned=pinned)
+    return _planned(read, Cost(peak + held, 0, flops), pinned=peak - beside)
 
 
 SCREENED_ROWS = 8
@@ -317,10 +338,7 @@ def _explain(store: CheckpointStore, message: ExplainRequest, tensors: Shapes) -
     products of their own. A mistake shows in the stage after it, and in all that is not captured up to the next one
     that is: so many stages are replayed again for every hypothesis that comes near.
     """
-    checkpoint = store.serving(
-        message.checkpoint, family=message.family, family_row=message.family_row, tower=message.tower
-    )
-    checkpoint.require_usable()
+    checkpoint = _usable(store.serving, message)
     network = sizes_of_layer(checkpoint, message.layer, whole=False, rows=1).network
     stages = {stage_of(name)[1] for name in tensors}
     rows = max((prod(tensor.shape[:-1]) for tensor in tensors.values()), default=0)
@@ -360,9 +378,9 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
             largest = max(largest, sizes_of_layer(checkpoint, layer, whole=False, rows=1).network.held)
         except GlassblockError:  # what does not fit is a finding, and no reason not to audit
             continue
-    total = checkpoint.bytes
+    total = checkpoint.bytes + sum(open_reference(store, name).bytes for name in references_of(message))
     largest = largest or max((entry.bytes for entry in checkpoint.entries.values()), default=0)
-    cost = Cost(min(3 * largest, AUDIT_LAYER_BYTES) + AUDIT_BYTES, 0, 8 * total)
+    cost = Cost(min(3 * largest, AUDIT_LAYER_BYTES) + AUDIT_BYTES, 0, 8 * checkpoint.bytes)
     ids = token_ids_of(store, checkpoint, message.token_ids, message.text)
     if ids is None:
         return _planned(total, cost)
@@ -382,34 +400,30 @@ def _audit(store: CheckpointStore, message: AuditRequest, tensors: Shapes) -> Pl
 
 
 def _repair(store: CheckpointStore, message: RepairRequest, tensors: Shapes) -> Plan:
-    """The audits before and after; what one repair lays open takes another."""
+    """The audits before and after, the copy and its audit; what one repair lays open takes another."""
     del tensors
-    return _audits(store, message, 2)
+    one = _audit(store, _audit_of(message, reference=message.reference), {})
+    if message.dry_run:
+        return _times(one, 2)
+    return _times(one, 3)._replace(bytes_read=3 * one.bytes_read + store.open(message.checkpoint).bytes)
 
 
 def _selftest(store: CheckpointStore, message: SelftestRequest, tensors: Shapes) -> Plan:
     del tensors
-    return _audits(store, message, 1 + len(asked_mistakes(message.rules)))
+    return _times(_audit(store, _audit_of(message), {}), 1 + len(asked_mistakes(message.rules)))
 
 
-def _audits(store: CheckpointStore, message: RepairRequest | SelftestRequest, count: int) -> Plan:
+def _audit_of(message: RepairRequest | SelftestRequest, *, reference: str | None = None) -> AuditRequest:
+    return AuditRequest(
+        checkpoint=message.checkpoint, family=message.family, family_row=message.family_row, reference=reference
+    )
+
+
+def _times(one: Plan, count: int) -> Plan:
     """So many audits, one after the other."""
-    asked = AuditRequest(checkpoint=message.checkpoint, family=message.family, family_row=message.family_row)
-    one = _audit(store, asked, {})
     return one._replace(bytes_read=count * one.bytes_read, flops=count * one.flops)
 
 
-MESSAGES: Mapping[PlannedOperation, type[Request]] = {
-    "run_block": BlockRunRequest,
-    "explain_block": ExplainRequest,
-    "norm_statistics": NormStatisticsRequest,
-    "compare_residuals": ResidualCompareRequest,
-    "jacobians": JacobiansRequest,
-    "likelihoods": LikelihoodRequest,
-    "start_audit": AuditRequest,
-    "repair": RepairRequest,
-    "selftest": SelftestRequest,
-}
 PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]] = {
     "run_block": _block_run,
     "explain_block": _explain,
@@ -420,4 +434,7 @@ PLANS: Mapping[PlannedOperation, Callable[[CheckpointStore, Any, Shapes], Plan]]
     "start_audit": _audit,
     "repair": _repair,
     "selftest": _selftest,
+}
+MESSAGES: Mapping[str, type[Request]] = {
+    endpoint.name: endpoint.request for endpoint in ENDPOINTS if endpoint.name in PLANS
 }

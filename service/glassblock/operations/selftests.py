@@ -65,8 +65,9 @@ def _layers(checkpoint: Checkpoint, asked: Sequence[int] | None) -> Sequence[int
         return checkpoint.layer_indices
     for layer in asked:
         if layer not in checkpoint.layer_indices:
+            first, last = checkpoint.layer_indices[0], checkpoint.layer_indices[-1]
             raise InvalidValue(
-                f"there is no layer {layer}", field="layers", hint=f"It has {checkpoint.layers}, counted from 0."
+                f"there is no layer {layer}", field="layers", hint=f"The first is {first}, the last {last}."
             )
     return sorted(set(asked))
 

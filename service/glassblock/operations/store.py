@@ -74,7 +74,9 @@ class Held:
         return sum(block.bytes for block in self.blocks.values())
 
 
-class _Attended(NamedTuple):
+class AttentionBlock(NamedTuple):
+    """One layer's attention and wiring, on the device."""
+
     attention: Attention | LatentAttention
     wiring: Wiring
 
@@ -191,12 +193,19 @@ class CheckpointStore:
             block = self.block(name, checkpoint, layer, meter)
             second, wiring = block.feed_forward, block.wiring
 
-        def load() -> _Attended:
-            attention = attention_of(checkpoint, tensors, self.device, meter)
-            return _Attended(attention, wiring_of(checkpoint, tensors, self.device, meter, branch="attention"))
-
-        attended = self._kept(Key(name, layer, "attention"), checkpoint, load)
+        attended = self.attention(name, checkpoint, layer, meter)
         return Layer(attended.attention, attended.wiring, second, wiring)
+
+    def attention(self, name: str, checkpoint: Checkpoint, layer: int, meter: ReadMeter) -> AttentionBlock:
+        """The attention of one layer; what of it is not resident is read now and counted in `meter`."""
+        runnable(checkpoint, layer)
+        tensors = whole_layer_tensors(checkpoint, layer)
+
+        def load() -> AttentionBlock:
+            attention = attention_of(checkpoint, tensors, self.device, meter)
+            return AttentionBlock(attention, wiring_of(checkpoint, tensors, self.device, meter, branch="attention"))
+
+        return self._kept(Key(name, layer, "attention"), checkpoint, load)
 
     def mixture(self, name: str, checkpoint: Checkpoint, layer: int, meter: ReadMeter) -> tuple[Mixture, Wiring]:
         """A layer's mixture with its wiring; experts are read when they are asked for, and stay like all else."""
@@ -249,7 +258,7 @@ class CheckpointStore:
         return value
 
     def pin(self, name: str, layers: Iterable[int] | None) -> Held:
-        """Read blocks and hold them; all layers when `layers` is None. Where it fails, what was pinned stays so.
+        """Read blocks and hold them; of all layers when `layers` is None. Where it fails, what was pinned stays so.
 
         Raises:
             InvalidValue: a layer is out of range, or a mixture.
@@ -258,20 +267,19 @@ class CheckpointStore:
         """
         checkpoint = self.open(name)
         checkpoint.require_usable()
-        wanted = range(checkpoint.layers) if layers is None else sorted(set(layers))
+        wanted = checkpoint.layer_indices if layers is None else sorted(set(layers))
         sizes = [block_size(layer_tensors(checkpoint, layer)) for layer in wanted]
         keys = [Key(name, layer, "ffn") for layer in wanted]
         with self._pinning:
             total = sum(size.held for size in sizes)
             self._refuse_over_budget(name, len(sizes), total)
-            stamp, before = _stamp(checkpoint), self._pinned.get(name)
-            there = 0 if before is None or _stamp(before) != stamp else self.pinned_bytes(name, wanted)
+            there = self.pinned_bytes(name, checkpoint, wanted)
             peak = total + max((size.reading for size in sizes), default=0)
             with self.admission.reserved(peak, resident=there, field="layers"):
                 blocks = {layer: self.block(name, checkpoint, layer, ReadMeter()) for layer in wanted}
                 self._pinned[name] = checkpoint
                 for key, block in zip(keys, blocks.values(), strict=True):
-                    self.residency.put(key, stamp, block, pinned=True)
+                    self.residency.put(key, _stamp(checkpoint), block, pinned=True)
                 self.residency.pin(keys, name)
         return Held(blocks)
 
@@ -298,9 +306,11 @@ class CheckpointStore:
         pinned = sorted(self.residency.pinned(name).items())
         return Held({key.layer: cast("LoadedBlock", block) for key, (block, _) in pinned})
 
-    def pinned_bytes(self, name: str, layers: Iterable[int]) -> int:
-        """Bytes of those blocks of some layers that are pinned."""
-        wanted = set(layers)
+    def pinned_bytes(self, name: str, checkpoint: Checkpoint, layers: Iterable[int]) -> int:
+        """Bytes of the blocks of some layers that are pinned, if they were read of `checkpoint` as it is."""
+        pinned, wanted = self._pinned.get(name), set(layers)
+        if pinned is None or _stamp(pinned) != _stamp(checkpoint):
+            return 0
         return sum(size for key, (_, size) in self.residency.pinned(name).items() if key.layer in wanted)
 
 

@@ -2,18 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
-from glassblock.errors import InvalidValue, NoRoom, NotReady, TooLarge, UnknownAudit
-from glassblock.jobs import history, pieces
+from glassblock.errors import InvalidValue, NoRoom, NotReady, StorageUnavailable, TooLarge, UnknownAudit
+from glassblock.jobs import history, leases, pieces
 from glassblock.jobs.audits import AuditJobs
-from glassblock.jobs.database import open_database
+from glassblock.jobs.database import Database, open_database
 from glassblock.jobs.history import Asked
+from glassblock.jobs.leases import Lease, Made
 from glassblock.jobs.tables import PIECES
 from glassblock.jobs.worker import Rules, Run
 from glassblock.numerics.watching import ComputationCancelled
@@ -142,6 +145,69 @@ def test_old_answers_make_room_for_new_ones(place: str | Path) -> None:
             jobs.answer(ids[0])
         assert jobs.get(ids[0]).state == "succeeded", "its history stays"
     assert kept(place)["answer"] <= BUDGET
+
+
+def test_an_answer_that_leaves_while_it_is_read_is_read_whole(
+    place: str | Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_database(place)
+
+    def end_one() -> str:
+        job = history.enqueue(database, norms(1), waiting=9)
+        lease = leases.take(database)
+        assert lease is not None
+        assert leases.finish(database, lease, Made("application/json", (b"x" * 600_000,)), budget=BUDGET)
+        return job.id
+
+    first, read = end_one(), pieces.read
+
+    def read_late(*which: Any) -> list[bytes]:
+        with ThreadPoolExecutor(1) as another:
+            another.submit(end_one).result(WAIT_S)  # for whose answer the first one makes room
+        return read(*which)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pieces, "read", read_late)
+        _, answer = history.answered(database, first)
+    assert answer is not None
+    assert sum(map(len, answer.chunks)) == 600_000
+    assert history.answered(database, first)[1] is None
+    database.close()
+
+
+def test_tensors_that_come_at_once_stay_within_the_budget(place: str | Path) -> None:
+    database, at_once = open_database(place), Barrier(6)
+
+    def post(_: int) -> bool:
+        at_once.wait(WAIT_S)
+        try:
+            history.enqueue(database, norms(600_000), waiting=99, budget=BUDGET)
+        except NoRoom:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as callers:
+        assert sum(callers.map(post, range(6))) == 1
+    database.close()
+    assert kept(place)["request"] <= BUDGET
+
+
+def test_a_database_that_is_away_for_a_moment_fails_no_job(place: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted, looks = leases.posted, list[int]()
+
+    def away_once(database: Database, lease: Lease) -> memoryview:
+        looks.append(lease.token)
+        if len(looks) == 1:
+            raise StorageUnavailable("the connection was lost", retry_after=0.01)
+        return posted(database, lease)
+
+    monkeypatch.setattr(leases, "posted", away_once)
+    work = Patient()
+    work.go = True
+    with opened(work, place) as jobs:
+        job = jobs.start(norms(400_000))
+        wait_until(lambda: jobs.get(job.id).ended is not None)
+        assert (jobs.get(job.id).state, jobs.get(job.id).attempts, len(looks)) == ("succeeded", 1, 2)
 
 
 def test_an_answer_that_cannot_be_kept_fails_its_job(place: str | Path) -> None:

@@ -388,3 +388,13 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a database" * 1000)
     with pytest.raises(InvalidValue, match="no database of ours"):
         open_database(tmp_path)
+
+
+def test_a_file_that_is_damaged_meanwhile_is_told_of(tmp_path: Path) -> None:
+    database = open_database(tmp_path)
+    database.close()  # all connections: the next one reads the file
+    (tmp_path / FILE).write_bytes(b"not a database!!" * ((tmp_path / FILE).stat().st_size // 16))
+    for look in (database.reading, database.writing):
+        with pytest.raises(StorageUnavailable, match="not a database"), look() as connection:
+            connection.execute(text("SELECT count(*) FROM audits"))
+    database.close()

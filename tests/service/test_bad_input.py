@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ RUN = "/v1/blocks/run"
 STATISTICS = "/v1/norms/statistics"
 COMPARE = "/v1/residuals/compare"
 X = [[0.5] * 48]
+JSON = {"Content-Type": "application/json"}
 
 
 def run(**fields: Any) -> dict[str, Any]:
@@ -256,6 +258,38 @@ def test_a_link_out_of_the_root_is_refused(http: httpx.Client, root: Path, tmp_p
     finally:
         link.unlink()
     assert_still_answers(http)
+
+
+def test_a_name_that_stands_twice_among_many_is_found_at_once(http: httpx.Client) -> None:
+    names = ", ".join(f'"n{number}": 0' for number in range(30_000))
+    since = time.monotonic()
+    response = http.post(RUN, content=f'{{{names}, "n29999": 0}}', headers=JSON)
+    assert time.monotonic() - since < 3.0
+    assert_problem(response, 422, "invalid-value", "'n29999' stands twice")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"checkpoint": "llama", "layer": 0, "x": ["\ud800"]}',
+        rb'{"checkpoint": "llama", "layer": 0, "sample": {"rows": 1}, "family_row": {"like": "llama", "\udc00": 1}}',
+        b'{"checkpoint": "llama", "layer": 0, "sample": {"rows": 1}, "family_row": {"\xed\xa0\x80": 1}}',
+        '{"checkpoint": "llama"}'.encode("utf-16"),
+    ],
+    ids=["a value", "a name", "bytes", "another encoding"],
+)
+def test_what_is_no_unicode_is_refused(http: httpx.Client, body: bytes) -> None:
+    assert_problem(http.post(RUN, content=body, headers=JSON), 422, "invalid-value", "body")
+    assert_still_answers(http)
+
+
+@pytest.mark.parametrize("text", ["\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"), "\ufeff"])
+def test_whole_characters_are_taken_however_they_are_written(http: httpx.Client, text: str) -> None:
+    for ascii_alone in (True, False):
+        body = json.dumps(run(checkpoint=f"absent {text}"), ensure_ascii=ascii_alone).encode()
+        assert http.post(RUN, content=body, headers=JSON).status_code in {404, 422}
+    marked = json.dumps(run()).encode("utf-8-sig")
+    assert http.post(RUN, content=marked, headers=JSON).status_code == 200
 
 
 def broken_checkpoints(root: Path) -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from glassblock.api.bodies import Patience, read_body
+from glassblock.api.bodies import Patience, TooSlow, read_body
 from glassblock.api.body_budget import SMALL_BODY, BodyBudget, object_bytes
 from glassblock.api.settings import MIB, Settings
 from glassblock.errors import GlassblockError, NoRoom, TooLarge
@@ -63,7 +63,7 @@ def refusal(chunks: Sequence[bytes], budget: BodyBudget, **how: Any) -> Exceptio
     """What is raised, without the frames that would hold the body."""
     try:
         read(chunks, budget, **how)
-    except (GlassblockError, TimeoutError) as fault:
+    except (GlassblockError, TooSlow) as fault:
         fault.__traceback__ = None
         return fault
     raise AssertionError("it was read")
@@ -93,7 +93,7 @@ def test_a_body_is_counted_until_its_last_view_is_gone(declared: bool) -> None:
 def test_a_body_that_breaks_off_gives_back_what_it_held(declared: bool) -> None:
     budget = BodyBudget(4 * MIB)
     with no_collection():
-        assert isinstance(refusal([bytes(MIB)] * 3, budget, declared=declared, pause=0.1), TimeoutError)
+        assert isinstance(refusal([bytes(MIB)] * 3, budget, declared=declared, pause=0.1), TooSlow)
         assert budget.held == 0
         assert isinstance(refusal([bytes(MIB)] * 3, budget, declared=declared, limit=2 * MIB), TooLarge)
         assert budget.held == 0
@@ -104,7 +104,7 @@ def test_more_than_was_declared_gives_back_what_it_held() -> None:
     with no_collection():
         request = request_of([bytes(MIB)] * 3, declared=2 * MIB)
         try:
-            asyncio.run(read_body(request, limit=8 * MIB, budget=budget.of("one")))
+            asyncio.run(read_body(request, limit=8 * MIB, patience=Patience(10.0, 10.0), budget=budget.of("one")))
         except TooLarge as fault:
             fault.__traceback__ = None
         assert budget.held == 0
@@ -323,10 +323,13 @@ def test_bodies_that_come_to_nothing_give_their_room_back(service: Served, fate:
         pytest.param([[] for _ in range(100_000)], id="empty lists"),
         pytest.param([{} for _ in range(100_000)], id="empty objects"),
         pytest.param({f"key{number}": number for number in range(50_000)}, id="names"),
+        pytest.param(["\u00e9", *[number + 0.123456 for number in range(40_000)]], id="floats beside Latin"),
+        pytest.param(["\u4e2d", *[number + 0.123456 for number in range(40_000)]], id="floats beside Chinese"),
+        pytest.param(["\U0001f600", *[number + 0.123456 for number in range(40_000)]], id="floats beside a face"),
     ],
 )
 def test_json_is_counted_as_no_less_than_what_becomes_of_it(values: object) -> None:
-    text = json.dumps({"x": values}, separators=(",", ":")).encode()
+    text = json.dumps({"x": values}, separators=(",", ":"), ensure_ascii=False).encode()
     tracemalloc.start()
     try:
         read = json.loads(bytes(text))
@@ -337,9 +340,12 @@ def test_json_is_counted_as_no_less_than_what_becomes_of_it(values: object) -> N
     assert peak <= object_bytes(memoryview(text)) <= 5 * peak
 
 
-def test_json_that_would_become_more_than_all_bodies_may_hold_is_refused(service: Served) -> None:
+@pytest.mark.parametrize("kind", ["application/json", framing.MEDIA_TYPE])
+def test_json_that_would_become_more_than_all_bodies_may_hold_is_refused(service: Served, kind: str) -> None:
     body = b'{"checkpoint": "llama", "layer": 0, "x": [' + b"[]," * (MIB // 2) + b"[]]}"  # 1.5 MiB, as objects 58 MiB
-    refused = httpx.post(f"{service.url}/v1/blocks/run", content=body, headers={"Content-Type": "application/json"})
+    if kind == framing.MEDIA_TYPE:
+        body = b"".join(framing.frame("request", body.decode(), {}))
+    refused = httpx.post(f"{service.url}/v1/blocks/run", content=body, headers={"Content-Type": kind})
     assert (refused.status_code, refused.json()["field"]) == (413, "body")
     assert "safetensors" in refused.json()["hint"]
     service.wait_until(lambda: held_of(service) == 0)

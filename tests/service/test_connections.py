@@ -22,6 +22,8 @@ MOST = 64
 HEAD_SECONDS = 2.0
 FLOOD = 500
 LOG = "said"
+X_ROW = [0.1] * 48
+BROKEN_CHUNK = b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +105,13 @@ def test_a_flood_of_half_open_connections_closes_itself(service: Served, said: b
         pytest.param(b"GET /v1/\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="a byte that no path has"),
         pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 400, id="a byte that no header has"),
         pytest.param(b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400, id="a length below zero"),
-        pytest.param(
-            b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400, id="a broken chunk"
-        ),
+        pytest.param(BROKEN_CHUNK, 400, id="a broken chunk"),
         pytest.param(
             b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 400, id="an unknown encoding"
         ),
         pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000 + b"\r\n\r\n", 431, id="a long head"),
         pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 250_000, 431, id="a head without end"),
+        pytest.param(b"GET /v1 HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 10_000_000, 431, id="a head of many megabytes"),
     ],
 )
 def test_what_is_no_request_is_told_as_every_refusal_is(service: Served, said: bytes, status: int) -> None:
@@ -139,6 +140,19 @@ def test_a_length_that_is_told_twice_ends_the_connection(service: Served) -> Non
         wire.sendall(b"%bContent-Length: %d\r\n\r\n0\r\n\r\n%b" % (head, 5 + len(hidden), hidden))
         told = b"".join(iter(lambda: wire.recv(1 << 16), b""))
         assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"400"]
+
+
+def test_rubbish_in_place_of_a_body_is_refused_and_the_long_answer_dropped(service: Served) -> None:
+    message = {"checkpoint": "llama", "layer": 0, "capture": ["hidden"], "return_tensors": True, "x": [X_ROW] * 1500}
+    job = httpx.post(f"{service.url}/v1/blocks/run", json=message, headers={"Prefer": "respond-async"}, timeout=WAIT_S)
+    path = job.headers["location"] + "/answer"
+    service.wait_until(lambda: httpx.get(f"{service.url}{path}").status_code == 200)
+    with service.wire() as wire:  # the log must hold no trace of it, which the fixture looks after
+        wire.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n".encode())
+        told = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+        assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"400"]
+        time.sleep(0.5)  # the answer comes while the caller is there yet
+    check_healthy(service)
 
 
 def test_rubbish_behind_a_request_is_refused_after_its_answer(service: Served) -> None:
@@ -206,6 +220,46 @@ def test_one_who_asks_in_time_is_left_alone(service: Served) -> None:
         time.sleep(1.5 * HEAD_SECONDS)
         wire.sendall(body)
         assert raw_answer(wire)[0] == 200
+
+
+def test_one_who_reads_a_long_answer_slowly_has_it_whole_and_is_counted_until_then(service: Served) -> None:
+    """Nothing of it is left to a connection that owes the next head already."""
+    message = {"checkpoint": "llama", "layer": 0, "capture": ["gate", "up", "hidden"], "return_tensors": True}
+    many = json.dumps(message | {"x": [X_ROW] * 5000}).encode()
+    with socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # what the system holds for us is no part of it
+        wire.settimeout(WAIT_S)
+        wire.connect(("127.0.0.1", service.port))
+        wire.sendall(head_of(len(many), "application/json"))
+        wire.sendall(many)
+        assert wire.recv(15) == b"HTTP/1.1 200 OK"
+        time.sleep(2 * HEAD_SECONDS)
+        held = re.search(r'glassblock_bodies_bytes{kind="held"} (\S+)', httpx.get(f"{service.url}/metrics").text)
+        assert held is not None
+        told = b"".join(iter(lambda: wire.recv(1 << 20), b""))  # to its end: nothing more is asked for
+    head, _, answer = told.partition(b"\r\n\r\n")
+    declared = re.search(rb"content-length: (\d+)", head)
+    assert declared is not None
+    assert len(answer) == int(declared[1]) <= float(held[1])
+
+
+@pytest.mark.parametrize("said", [b"hello\r\n\r\n", BROKEN_CHUNK], ids=["a word", "a broken chunk"])
+def test_what_is_no_request_keeps_no_connection(service: Served, said: bytes) -> None:
+    with service.wire() as wire:
+        wire.sendall(said)
+        assert raw_answer(wire)[0] == 400
+        ours = wire.getsockname()[1]
+        service.wait_until(lambda: ours not in peers_of(service))
+
+
+def test_what_is_no_request_holds_up_no_stop(tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        with served(tmp_path, GLASSBLOCK_HEAD_SECONDS="3600") as service:
+            wire = opened.enter_context(service.wire())
+            wire.sendall(BROKEN_CHUNK)
+            assert raw_answer(wire)[0] == 400
+            since = time.monotonic()
+        assert time.monotonic() - since < 15.0, "it waited for whoever was refused, as long as for a request"
 
 
 def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:

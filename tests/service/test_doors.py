@@ -13,15 +13,17 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from glassblock.api.answers import answer_error
 from glassblock.api.app import create_app
-from glassblock.api.bodies import Patience, read_body
+from glassblock.api.bodies import Patience, TooSlow, read_body
 from glassblock.api.body_budget import BodyBudget
 from glassblock.api.doors import Doors
 from glassblock.api.entry import in_process
 from glassblock.api.envelope import SECURITY_HEADERS
 from glassblock.api.lanes import FairLane
 from glassblock.api.settings import Settings
-from glassblock.errors import InvalidValue, NotPermitted, TooManyRequests, Unauthenticated
+from glassblock.errors import InvalidValue, NoRoom, NotPermitted, TooManyRequests, Unauthenticated
+from glassblock.operations.operations import Operations
 from glassblock.wire.endpoints import ENDPOINTS
 from glassblock.wire.keys import SCOPES, allows, digest_of, key_line, new_key, read_keys
 from glassblock_client import Client
@@ -433,5 +435,20 @@ def test_a_sender_that_does_not_send_is_not_waited_for(patience: Patience) -> No
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     request = Request({"type": "http", "method": "POST", "headers": [(b"content-length", b"100000")]}, receive)
-    with pytest.raises(TimeoutError, match="did not come"):
-        asyncio.run(read_body(request, limit=10**6, patience=patience, budget=BodyBudget(None).of("")))
+    with pytest.raises(TooSlow):
+        asyncio.run(read_body(request, limit=10**6, patience=patience, budget=BodyBudget(1 << 40).of("")))
+
+
+def test_who_comes_back_when_told_is_let_in() -> None:
+    assert answer_error(TooManyRequests("too many", retry_after=2.3)).headers["Retry-After"] == "3"
+    assert answer_error(NoRoom("full", retry_after=0.1)).headers["Retry-After"] == "1"
+
+
+def test_a_disk_that_does_not_answer_is_no_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stalled(_: Operations) -> None:
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(Operations, "checkpoints", stalled)
+    with in_process(create_app(Settings(roots=(EXAMPLES,), device="cpu"))) as transport:
+        refused = httpx.Client(base_url="http://g", transport=transport).get("/v1/checkpoints")
+    assert (refused.status_code, refused.json()["code"]) == (500, "internal-fault")

@@ -42,6 +42,12 @@ def test_a_browser_sees_the_page_and_the_page_runs_nothing(http: httpx.Client, l
     assert page.headers["vary"] == "Accept"
 
 
+@pytest.mark.parametrize("name", ["pdf", "%E2%82%AC", "%0d%0aX-Odd:%201", ""])
+def test_an_unknown_format_has_no_tag_to_be_held(http: httpx.Client, location: str, name: str) -> None:
+    refused = http.get(f"{location}?format={name}", headers={"If-None-Match": "*"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "format")
+
+
 def test_an_unknown_format_is_refused_with_the_known_ones(http: httpx.Client, location: str) -> None:
     refused = http.get(location, params={"format": "docx"})
     assert refused.status_code == 422

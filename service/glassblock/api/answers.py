@@ -1,6 +1,7 @@
 """Which HTTP status each error gets. One row per error class; exact class, no default."""
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -45,7 +46,7 @@ ANSWERS: Mapping[type[errors.GlassblockError], int] = {
 def answer_error(error: errors.GlassblockError, *, status: int | None = None) -> Response:
     """The problem document for `error`."""
     problem = problem_from_error(error, status or ANSWERS[type(error)])
-    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return Response(problem.model_dump_json(exclude_none=True), problem.status, headers, MEDIA_TYPE)
 
 

@@ -3,7 +3,6 @@
 import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import glassblock
 from glassblock.api.abandoned import Gone, TooLate, allowed_seconds, run_while_wanted, wants_job
 from glassblock.api.allocator import trimmed_when_idle
 from glassblock.api.answers import ANSWERS, answer_defect, answer_error, answer_http_exception
-from glassblock.api.bodies import JSON, Patience, media_type_of, parse_body, parse_query, read_body, render
+from glassblock.api.bodies import Patience, TooSlow, json_of, parse_body, parse_query, read_body, render
 from glassblock.api.body_budget import SMALL_BODY, BodyBudget, RequestBudget, object_bytes
 from glassblock.api.desk import WATCHED_LANES, Desk, sent
 from glassblock.api.doors import Doors, require_scope
@@ -80,7 +79,7 @@ def create_app(settings: Settings, *, roots_may_come: bool = False) -> FastAPI:
         # Both change in the event loop alone, and are looked at from a thread.
         lines=lambda: anyio.from_thread.run_sync(desk.lines),
         stored=desk.counted,
-        bodies=lambda: anyio.from_thread.run_sync(lambda: (bodies.held, bodies.total or 0)),
+        bodies=lambda: anyio.from_thread.run_sync(lambda: (bodies.held, bodies.total)),
     )
     metrics = Metrics(looked, device=str(store.device))
     tracer = None if settings.otlp_endpoint is None else Tracer(settings.otlp_endpoint)
@@ -158,17 +157,8 @@ def _answer(
         visit_of(request).inspected = request.path_params.get("name") or getattr(message, "checkpoint", None)
         return Call(service, message, tensors, request)
 
-    def work(call: Call) -> Rendered | Response:
-        reply: Any = route.handler(call)
-        if isinstance(reply, Response):
-            return reply
-        return render(endpoint, reply, accept=call.http.headers.get("accept", ""))
-
-    as_job = replace(route, handler=job_of(endpoint), lane="jobs", kept=False) if endpoint.job else None
-
-    def queue(call: Call) -> Rendered | Response:
-        reply: Any = job_of(endpoint)(call)
-        return render(START_AUDIT, reply, accept=JSON)
+    work = partial(_done, route, endpoint)
+    as_job = Route(endpoint, job_of(endpoint), "jobs") if endpoint.job else None
 
     async def respond(request: HttpRequest, room: RequestBudget) -> Response:
         since = anyio.current_time()
@@ -176,6 +166,7 @@ def _answer(
         body = await read(request, budget=room) if has_body else memoryview(b"")
         with room.unfolded(await _objects_of(request, body)):
             if as_job is not None and wants_job(request.headers):
+                queue = partial(_done, as_job, START_AUDIT)
                 response = await desk.ask(as_job, request, partial(parse, request, body), queue)
                 response.headers["Preference-Applied"] = "respond-async"
                 return response
@@ -194,15 +185,20 @@ def _answer(
     return partial(_with_answers, partial(_within_scope, endpoint, bodies, respond))
 
 
+def _done(route: Route, answered: Endpoint[Any, Any], call: Call) -> Rendered | Response:
+    """What comes of a call, as an answer of the endpoint `answered`."""
+    reply: Any = route.handler(call)
+    return reply if isinstance(reply, Response) else render(answered, reply, accept=call.http.headers.get("accept", ""))
+
+
 def _body_limit(endpoint: Endpoint[Any, Any], settings: Settings) -> int:
     return settings.max_body_bytes if endpoint.tensors_in else min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
 
 
 async def _objects_of(request: HttpRequest, body: memoryview) -> int:
-    """Bytes of the objects that a body becomes, where it is long and JSON."""
-    if body.nbytes <= SMALL_BODY or media_type_of(request.headers) != JSON:
-        return 0
-    return await anyio.to_thread.run_sync(object_bytes, body)
+    """Bytes of the objects that a body becomes, where what is JSON of it is long."""
+    text = json_of(request.headers, body)
+    return await anyio.to_thread.run_sync(object_bytes, text) if text.nbytes > SMALL_BODY else 0
 
 
 async def _within_scope(
@@ -225,7 +221,7 @@ async def _with_answers(respond: Callable[[HttpRequest], Awaitable[Response]], r
     """What `respond` gives, or the answer to what it raises."""
     try:
         return await respond(request)
-    except (GlassblockError, TooLate, TimeoutError, ClientDisconnect, Gone) as fault:
+    except (GlassblockError, TooLate, TooSlow, ClientDisconnect, Gone) as fault:
         answer = _answer_to(fault)
         _forget_frames(fault)
         return answer
@@ -239,8 +235,9 @@ def _answer_to(fault: Exception) -> Response:
             "no answer within the time that the request allows", field="Prefer", hint="allow more time, or ask for less"
         )
         return answer_error(late, status=504)
-    if isinstance(fault, TimeoutError):
-        return answer_error(InvalidValue(str(fault), field="body", hint="send it faster, or less"), status=408)
+    if isinstance(fault, TooSlow):
+        slow = InvalidValue("the body did not come in time", field="body", hint="send it faster, or less")
+        return answer_error(slow, status=408)
     return _Unsent()
 
 

@@ -1,9 +1,8 @@
 """Bodies: a message with its tensors, as JSON or as one safetensors file, in either direction."""
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import anyio
@@ -34,6 +33,9 @@ MAX_DEPTH = 64
 PIECE_BYTES = 1 << 20
 """Bytes handed to the socket at once. What it does not take is copied, and the rest of it again after every write."""
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""In a JSON text: half of a character, alone or with its other half."""
+
 
 class Patience(NamedTuple):
     """How long a body may take in all, and how long its sender may be silent, seconds."""
@@ -42,12 +44,11 @@ class Patience(NamedTuple):
     silence: float
 
 
-PATIENT = Patience(math.inf, math.inf)
+class TooSlow(Exception):
+    """The body did not come in time."""
 
 
-async def read_body(
-    request: HttpRequest, *, limit: int, patience: Patience = PATIENT, budget: RequestBudget
-) -> memoryview:
+async def read_body(request: HttpRequest, *, limit: int, patience: Patience, budget: RequestBudget) -> memoryview:
     """The whole body, received into memory of its declared size.
 
     That memory is asked for without being touched, so that a caller who declares much and sends
@@ -58,7 +59,7 @@ async def read_body(
         TooLarge: more than `limit` bytes are declared, or come; or more than the whole budget.
         NoRoom: the other bodies under way leave no room in the budget.
         UnsupportedContent: the body is compressed.
-        TimeoutError: the body, or the next part of it, does not come within `patience`.
+        TooSlow: the body, or the next part of it, does not come within `patience`.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -77,7 +78,7 @@ async def read_body(
             size = int(declared) if len(declared) < 19 else limit + 1
             return await _of_known_size(request, size, limit=limit, arrived=arrived, budget=budget)
         return await _of_unknown_size(request, limit=limit, arrived=arrived, budget=budget)
-    raise TimeoutError("the body did not come in time")
+    raise TooSlow
 
 
 async def _of_known_size(
@@ -147,13 +148,13 @@ def parse_body(
     """
     tensors: dict[str, framing.WireTensor] = {}
     media_type = media_type_of(headers)
-    text: bytes | str = b""
+    text = ""
     if media_type == framing.MEDIA_TYPE and endpoint.tensors_in:
         text, tensors = framing.unframe("request", body)
         _refuse_unread(endpoint, tensors)
     elif media_type == JSON:
-        text = bytes(body)
-    elif body and media_type != JSON:
+        text = _decoded(body)
+    elif body:
         accepted = (JSON, framing.MEDIA_TYPE) if endpoint.tensors_in else (JSON,)
         raise UnsupportedContent(
             f"content type {media_type or 'none'!r} is not read here",
@@ -162,16 +163,27 @@ def parse_body(
             hint="set the Content-Type header",
         )
     try:
-        value: object = read_json(text or b"{}", object_of=_each_once)
+        value: object = read_json(text or "{}", object_of=_each_once)
     except (ValueError, RecursionError) as fault:
         told = "nested too deep" if isinstance(fault, RecursionError) else fault
         raise InvalidValue(f"the body is not JSON: {told}", field="body", hint="send one JSON object") from fault
     if _is_deep(value):
         raise InvalidValue(f"the body is nested too deep: more than {MAX_DEPTH} levels", field="body")
+    if "\\" in text and _HALF.search(text):  # the first look takes no time
+        _refuse_halves(value)
     try:
         return endpoint.request.model_validate(value), tensors
     except ValidationError as fault:
         raise invalid_value(fault, endpoint.request) from fault
+
+
+def json_of(headers: Headers, body: memoryview) -> memoryview:
+    """What of a body is read as JSON: all of it, the header of a safetensors file, or nothing."""
+    media_type = media_type_of(headers)
+    if media_type == framing.MEDIA_TYPE:
+        length = int.from_bytes(body[:8], "little")
+        return body[8 : 8 + length] if length <= framing.MAX_HEADER_BYTES else body[:0]  # which is refused
+    return body if media_type == JSON else body[:0]
 
 
 def media_type_of(headers: Headers) -> str:
@@ -209,7 +221,7 @@ def as_tensors(endpoint: Endpoint[Any, Any], accept: str) -> bool:
 def response_of(rendered: Rendered, headers: Mapping[str, str] | None = None) -> Response:
     """What is sent to one caller."""
     told = {**rendered.headers, **(headers or {})}
-    if len(rendered.chunks) == 1 and isinstance(rendered.chunks[0], bytes):
+    if len(rendered.chunks) == 1 and isinstance(rendered.chunks[0], bytes) and rendered.bytes <= PIECE_BYTES:
         return Response(rendered.chunks[0], rendered.status, told, rendered.media_type)
     told["Content-Length"] = str(rendered.bytes)
     return _Pieces(rendered.chunks, rendered.status, told, rendered.media_type)
@@ -238,6 +250,38 @@ class _Pieces(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def _decoded(body: memoryview) -> str:
+    try:
+        return str(body, "utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise InvalidValue(f"the body is not JSON: {fault}", field="body", hint="send it as UTF-8") from fault
+
+
+def _refuse_halves(value: object) -> None:
+    """No answer, error or database could hold them; a field that is a text refuses them, any other does not look."""
+    for text in _texts(value):
+        try:
+            text.encode()
+        except UnicodeEncodeError as fault:
+            raise InvalidValue(
+                "a text of the body holds half a character, as \\ud83d is without what follows it",
+                field="body",
+                hint="send whole characters",
+            ) from fault
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a JSON value, names included."""
+    level: list[object] = [value]
+    while level:
+        for part in level:
+            if isinstance(part, str):
+                yield part
+            elif isinstance(part, dict):
+                yield from cast("dict[str, object]", part)
+        level = [child for part in level for child in _parts(part) if isinstance(child, str | list | dict)]
+
+
 def _is_deep(value: object) -> bool:
     """Whether lists and objects lie within one another more than `MAX_DEPTH` deep. Looks at containers alone."""
     level = [value]
@@ -257,8 +301,7 @@ def _parts(part: object) -> Iterable[object]:
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        repeated = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise InvalidValue(f"{repeated!r} stands twice in one object of the body", field="body", hint="send it once")
     return fields
 

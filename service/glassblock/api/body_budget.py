@@ -35,10 +35,10 @@ class BodyBudget:
     """Bytes of bodies under way. Taken within one event loop; given back from any thread.
 
     Args:
-        total: bytes that all bodies together may hold; None for any number.
+        total: bytes that all bodies together may hold.
     """
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int) -> None:
         self.total = total
         self._held: Counter[str] = Counter()  # by caller
         # A view may end anywhere, in the middle of `grow` too: only this deque is touched then.
@@ -60,25 +60,24 @@ class BodyBudget:
             NoRoom: others, or the caller's other requests, leave no room for them now.
         """
         held = self._settled()
-        if self.total is not None:
-            free = self.total - held.total() - more
-            others = held[caller] - own
-            if free < 0:
-                raise NoRoom(
-                    f"bodies of {held.total():,} bytes are under way, and {self.total:,} may be:"
-                    f" {own + more:,} do not fit now",
-                    field="body",
-                    hint="send it again later, or raise GLASSBLOCK_BODIES_MIB",
-                    retry_after=RETRY_SECONDS,
-                )
-            if others > 0 and held[caller] + more > SHARE * free:
-                raise NoRoom(
-                    f"your bodies of {held[caller]:,} bytes are under way:"
-                    f" {own + more:,} beside them would leave others too little",
-                    field="body",
-                    hint="send fewer at once, or raise GLASSBLOCK_BODIES_MIB",
-                    retry_after=RETRY_SECONDS,
-                )
+        free = self.total - held.total() - more
+        others = held[caller] - own
+        if free < 0:
+            raise NoRoom(
+                f"bodies of {held.total():,} bytes are under way, and {self.total:,} may be:"
+                f" {own + more:,} do not fit now",
+                field="body",
+                hint="send it again later, or raise GLASSBLOCK_BODIES_MIB",
+                retry_after=RETRY_SECONDS,
+            )
+        if others > 0 and held[caller] + more > SHARE * free:
+            raise NoRoom(
+                f"your bodies of {held[caller]:,} bytes are under way:"
+                f" {own + more:,} beside them would leave others too little",
+                field="body",
+                hint="send fewer at once, or raise GLASSBLOCK_BODIES_MIB",
+                retry_after=RETRY_SECONDS,
+            )
         held[caller] += more
 
     def take_answer(self, caller: str, size: int, *, own: int) -> None:
@@ -88,8 +87,8 @@ class BodyBudget:
             NoRoom: the caller's other requests leave no room for it.
         """
         held = self._settled()
-        free = 0 if self.total is None else max(0, self.total - held.total() - size)
-        if self.total is not None and held[caller] > own and held[caller] + size > SHARE * free:
+        free = max(0, self.total - held.total() - size)
+        if held[caller] > own and held[caller] + size > SHARE * free:
             raise NoRoom(
                 f"your bodies and unread answers of {held[caller]:,} bytes are under way:"
                 f" an answer of {size:,} beside them would leave others too little",
@@ -127,7 +126,7 @@ class RequestBudget:
             NoRoom: others, or the caller's other requests, leave no room for it now.
         """
         total = self._budget.total
-        if total is not None and _counted(to) > total:
+        if _counted(to) > total:
             raise TooLarge(
                 f"the body is larger than {total} bytes, which all bodies together may hold",
                 field="body",
@@ -148,7 +147,7 @@ class RequestBudget:
             NoRoom: others, or the caller's other requests, leave no room for them now.
         """
         total, size = self._budget.total, _counted(size)
-        if total is not None and self._own + size > total:
+        if self._own + size > total:
             raise TooLarge(
                 f"read as JSON the body becomes about {size:,} bytes; all bodies together may hold {total:,}",
                 field="body",
@@ -196,11 +195,13 @@ _PIECE = 1 << 20
 
 def object_bytes(body: memoryview) -> int:
     """At most how many bytes a JSON text becomes as objects; of small whole numbers it is five times too many."""
-    text, found = np.frombuffer(body, dtype=np.uint8), 0
+    text, found, widest = np.frombuffer(body, dtype=np.uint8), 0, 0
     for start in range(0, len(text), _PIECE):
         piece = text[start : start + _PIECE]
         found += sum(each * int(np.count_nonzero(piece == ord(mark))) for mark, each in _OBJECT_BYTES.items())
-    return body.nbytes + found
+        widest = max(widest, int(piece.max()))
+    # Python gives every character what the widest needs; by how it begins in UTF-8, that is 1, 2 or 4 bytes.
+    return body.nbytes * (1 if widest < 0xC4 else 2 if widest < 0xF0 else 4) + found
 
 
 def _counted(size: int) -> int:

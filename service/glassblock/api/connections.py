@@ -101,11 +101,16 @@ class BoundedProtocol(LandingProtocol):
             if timer is not None:
                 timer.cancel()
 
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many came; behind what is no HTTP they are read over."""
+        if self.conn.their_state is not h11.ERROR:
+            super().buffer_updated(nbytes)
+
     def handle_events(self) -> None:
         """Hand on what h11 has read."""
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before:
+        if self.cycle is not before and self.conn.their_state is not h11.ERROR:
             if self._owed is not None:
                 self._owed.cancel()
             # Its task was made just now and runs only after this returns.
@@ -120,14 +125,31 @@ class BoundedProtocol(LandingProtocol):
             self._owe()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  uvicorn's, which says no more than that
-        """What came is no HTTP: told as every refusal is where an answer can begin yet; then the connection is over."""
+        """What came is no HTTP: told as every refusal is where an answer can begin yet; then the connection is over.
+
+        Whoever has read the answer closes: where we did, what still comes would reset the connection, unread answer
+        and all.
+        """
         asked: Any = self.cycle  # None before the first request
         if asked is not None:  # one that is being answered: its caller breaks off
             asked.disconnected = True
             asked.message_event.set()
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            self.transport.write(self._refusal(sys.exception()))
-        self.transport.close()
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()
+            return
+        self.transport.write(self._refusal(sys.exception()))
+        with contextlib.suppress(OSError):  # the caller has gone meanwhile
+            self.transport.write_eof()
+        self.flow.resume_reading()  # a body that came too fast may have stopped it
+        self._crowd.owes(self)
+        self._owe()
+
+    def shutdown(self) -> None:
+        """The service stops: who was refused is not waited for."""
+        if self.conn.their_state is h11.ERROR:
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def _refusal(self, fault: BaseException | None) -> bytes:
         too_long = getattr(fault, "error_status_hint", 400) == 431

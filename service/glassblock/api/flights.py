@@ -31,7 +31,6 @@ class Flights(Generic[ResultT]):
     def __init__(self, group: TaskGroup) -> None:
         self._group = group
         self._flights: dict[Hashable, _Flight[ResultT]] = {}
-        self.shared = 0
 
     async def run(self, key: Hashable | None, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """What `work` gives, or what the same work gives that is under way. A key of None is shared with nobody.
@@ -46,8 +45,6 @@ class Flights(Generic[ResultT]):
             if key is not None:
                 self._flights[key] = flight
             self._group.start_soon(self._fly, key, flight, work)
-        else:
-            self.shared += 1
         flight.aboard += 1
         try:
             await flight.landed.wait()

@@ -77,8 +77,7 @@ _arrivals = memoryview(bytearray(256 * 1024))
 """Where every connection reads what does not land; it is handed on before the next one reads."""
 
 _HEAD_BYTES = 16 * 1024
-"""Read at once where a head is due, so that most of the body behind it can land; of a longer head, all the rest then:
-who closes while bytes wait unread resets the connection, and the refusal is lost."""
+"""Read at once where a head is due, so that most of the body behind it can land."""
 
 
 def untouched(size: int) -> memoryview:
@@ -155,8 +154,7 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  of the protocol's making
         """Where the next bytes go."""
-        due = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-        return _arrivals[:_HEAD_BYTES] if due else _arrivals
+        return _arrivals[:_HEAD_BYTES] if self.conn.their_state is h11.IDLE else _arrivals
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many came."""
@@ -221,6 +219,8 @@ class LandingProtocol(H11Protocol, asyncio.BufferedProtocol):
         Returns:
             Bytes that the socket took: fewer than `memory.nbytes` where the connection is over.
         """
+        if self.cycle.disconnected:  # or told that it sent no HTTP
+            return 0
         if not self.transport.is_closing():
             self.transport.write(self.conn.send(h11.Data(data=b"")))  # a head that waits
             await self.flow.drain()

@@ -29,7 +29,7 @@ class Looked(NamedTuple):
         memory: how the device's budget is used.
         lines: how many work and how many wait, by lane.
         stored: the stored answers; None where none are stored.
-        bodies: the bytes that bodies hold, and may; 0 for no limit.
+        bodies: the bytes that bodies hold, and may.
     """
 
     jobs: Callable[[], Mapping[JobState, int]]
@@ -48,7 +48,7 @@ class Metrics:
         device: of the service, as torch names it.
     """
 
-    def __init__(self, looked: "Looked", *, device: str) -> None:
+    def __init__(self, looked: Looked, *, device: str) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("glassblock_requests", "Requests answered.", ("endpoint", "status"), registry=registry)
         self._seconds = Histogram(
@@ -114,7 +114,7 @@ class _Looked(Collector):
         yield from self._residents()
         yield from self._answers()
         held, budget = self._looked.bodies()
-        bodies = GaugeMetricFamily("glassblock_bodies_bytes", "Of requests' bodies.", labels=("kind",))
+        bodies = GaugeMetricFamily("glassblock_bodies_bytes", "Of requests and answers.", labels=("kind",))
         bodies.add_metric(("held",), held)
         bodies.add_metric(("budget",), budget)
         yield bodies

@@ -1,31 +1,21 @@
-"""A report in the format that the caller asked for, by `?format=` or by `Accept`."""
+"""Which format a caller wants a report in: by `?format=` or by `Accept`."""
 
 import re
 from collections.abc import Mapping
 
-from starlette.responses import Response
-
 from glassblock.errors import InvalidValue
-from glassblock.operations.tables import rules
 from glassblock.reports import REPORTS, ReportFormat
-from glassblock.reports.html import POLICY
-from glassblock.wire.audits import Report
-
-# A browser shows some of these: what it shows runs nothing, and is what it says it is.
-SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": POLICY}
 
 
-def render_report(report: Report, *, wanted: str | None, accept: str) -> Response:
-    """`report` as `wanted`, else in the format that `accept` weighs most, else as JSON.
+def format_for(wanted: str | None, accept: str) -> ReportFormat:
+    """The one that is `wanted`, else the one that `accept` weighs most, else JSON.
 
     Raises:
         InvalidValue: `wanted` is no known format.
     """
     if wanted is not None and wanted not in REPORTS:
         raise InvalidValue(f"no report format {wanted!r}", field="format", known=tuple(REPORTS))
-    chosen = REPORTS[wanted or preferred(accept)]
-    told = chosen.render(report, rules=rules() if chosen.explains else None)
-    return Response(told, media_type=chosen.media_type, headers=SAFE | {"Vary": "Accept"})
+    return REPORTS[wanted or preferred(accept)]
 
 
 def preferred(accept: str) -> str:

@@ -49,7 +49,6 @@ class Counted(NamedTuple):
     """What lies in the folder, and how often it was of use."""
 
     bytes: int
-    entries: int
     hits: int
     misses: int
 
@@ -75,8 +74,7 @@ class StoredAnswers:
             if item.name.endswith(SUFFIX):
                 found.append((status.st_mtime, item.name.removesuffix(SUFFIX), status.st_size))
             else:
-                with contextlib.suppress(OSError):
-                    os.unlink(item.path)  # noqa: PTH108  left behind by a process that was killed while writing
+                _remove(Path(item.path))  # left behind by a process that was killed while writing
         self._sizes.update((key, size) for _, key, size in sorted(found))
         self._shrink()
 
@@ -94,7 +92,7 @@ class StoredAnswers:
                 self._misses += 1
                 if entry is None and self._sizes.pop(key.name, None) is not None:
                     log.warning("a stored answer cannot be read any more and is removed: %s", path.name)
-                    path.unlink(missing_ok=True)
+                    _remove(path)
                 return None
             self._hits += 1
             if key.name in self._sizes:
@@ -125,7 +123,7 @@ class StoredAnswers:
         except OSError as fault:
             log.warning("an answer cannot be stored: %s", fault.strerror)
             if aside is not None:
-                Path(aside).unlink(missing_ok=True)
+                _remove(Path(aside))
             return
         with self._lock:
             self._sizes[key.name] = len(digest.digest()) + sum(memoryview(piece).nbytes for piece in pieces)
@@ -134,14 +132,14 @@ class StoredAnswers:
     def counted(self) -> Counted:
         """What lies in the folder now."""
         with self._lock:
-            return Counted(sum(self._sizes.values()), len(self._sizes), self._hits, self._misses)
+            return Counted(sum(self._sizes.values()), self._hits, self._misses)
 
     def _shrink(self) -> None:
         total = sum(self._sizes.values())
         while total > self._budget:
             key, size = self._sizes.popitem(last=False)
             total -= size
-            self._path(key).unlink(missing_ok=True)
+            _remove(self._path(key))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{SUFFIX}"
@@ -150,6 +148,12 @@ class StoredAnswers:
 class _Entry(NamedTuple):
     proof: bytes
     rendered: Rendered
+
+
+def _remove(path: Path) -> None:
+    """What the disk does not let go stays, and stops nobody who asks."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _read(content: bytes) -> _Entry | None:

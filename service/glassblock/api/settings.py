@@ -131,7 +131,7 @@ class Settings(BaseSettings):
 
     @property
     def bodies_bytes(self) -> int:
-        """Most that all request bodies may hold together, bytes."""
+        """Most that bodies of requests and answers may hold together."""
         if self.bodies_mib is None:
             return min(MOST_OF_BODIES, int(SHARE_OF_BODIES * machine_bytes()))
         return self.bodies_mib * MIB

@@ -35,8 +35,15 @@ CACHE_KIB = 256
 pages for all: SQLite's own 2000 KiB would but fill in every connection as the history grows."""
 
 _IMMEDIATE = "glassblock_immediate"
-_MIGRATION_LOCK = 4_707_269_181
-"""PostgreSQL's advisory lock while the tables are brought up to date; any number that nobody else uses."""
+
+MIGRATION = 4_707_269_181
+ROOM = 4_707_269_182
+"""PostgreSQL's advisory locks: while the tables are brought up to date, and while it is counted whether one more job,
+its tensors or its answer may come in. Any numbers that nobody else uses."""
+
+
+_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout)
+"""Errors of a database that does not do its work, whatever it is told."""
 
 
 class Database:
@@ -65,12 +72,14 @@ class Database:
 
     @contextmanager
     def reading(self) -> Generator[Connection]:
-        """A transaction that only looks; what it sees stays the same to its end on SQLite.
+        """A transaction that only looks; what it sees stays the same to its end.
 
         Raises:
             StorageUnavailable: the database cannot be read now.
         """
-        with self._told(), self._engine.connect() as connection, connection.begin():
+        # SQLite looks so by itself.
+        snapshot = {} if self.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        with self._told(), self._engine.connect().execution_options(**snapshot) as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -92,9 +101,10 @@ class Database:
     def _told(self) -> Generator[None]:
         try:
             yield
-        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as fault:
-            # Not SQLAlchemy's own text: it holds the statement with its values. Other errors are mistakes of a
-            # statement.
+        except (DatabaseError, InterfaceError, PoolTimeout) as fault:
+            if not _of_the_database(fault):
+                raise
+            # Not SQLAlchemy's own text: it holds the statement with its values.
             why = _first_line(getattr(fault, "orig", None) or fault)
             hint = "free space where the data lies" if "full" in why or "no space" in why else "try again"
             if not self.tells_why:
@@ -103,6 +113,17 @@ class Database:
             raise StorageUnavailable(
                 f"the database of the jobs cannot be used now: {why}", hint=hint, retry_after=5
             ) from fault
+
+
+def _of_the_database(fault: Exception) -> bool:
+    """Whether an error is the database's, a damaged file among them; else it is a mistake of a statement."""
+    return isinstance(fault, _AWAY) or type(fault) is DatabaseError
+
+
+def alone(connection: Connection, lock: int) -> None:
+    """Wait until no other transaction has said the same; SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
 
 
 def open_database(place: str | Path, *, durable: bool = True) -> Database:
@@ -118,19 +139,18 @@ def open_database(place: str | Path, *, durable: bool = True) -> Database:
     database = Database(_url(place), durable=durable)
     try:
         with database.writing() as connection:
-            if database.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+            alone(connection, MIGRATION)
             _migrate(connection)
-    except DatabaseError as fault:
+    except BaseException as fault:
         database.close()
+        cause = fault.__cause__ if isinstance(fault, StorageUnavailable) else fault
+        if not isinstance(cause, DatabaseError) or isinstance(cause, _AWAY):
+            raise
         raise InvalidValue(
-            f"what is there is no database of ours: {_first_line(fault.orig)}",
+            f"what is there is no database of ours: {_first_line(cause.orig)}",
             field="database" if isinstance(place, str) else "data",
             hint="give another folder or database; a damaged file can be moved away, and its history with it",
-        ) from fault
-    except BaseException:
-        database.close()
-        raise
+        ) from cause
     database.tells_why = database.name == "sqlite"
     return database
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from glassblock.errors import InvalidValue, NoRoom, UnknownAudit
 from glassblock.jobs import pieces
-from glassblock.jobs.database import Database
+from glassblock.jobs.database import ROOM, Database, alone
 from glassblock.jobs.leases import Form, note, storable
 from glassblock.jobs.tables import ANSWERS, AUDITS, EVENTS, REPORTS
 from glassblock.wire.audits import ENDED, Audit, AuditEvent, AuditList, AuditQuery, Finding, Progress, Report
@@ -93,7 +93,7 @@ def enqueue(database: Database, asked: Asked, *, waiting: int, budget: int = 1 <
     digest = _digest(asked)
     try:
         with database.writing() as connection:
-            known = None if asked.key is None else _by_key(connection, asked)
+            known = None if key is None else _by_key(connection, asked)
             if known is None:
                 row = _inserted(connection, asked, text, digest, waiting)
                 pieces.keep(connection, row.number, "request", asked.tensors, budget=budget)
@@ -105,7 +105,7 @@ def enqueue(database: Database, asked: Asked, *, waiting: int, budget: int = 1 <
             raise NoRoom("the audit was forgotten while it was asked for", hint="ask again", retry_after=1) from None
     if known.request_digest != digest:
         raise InvalidValue(
-            f"the idempotency key {asked.key!r} belongs to another request, audit {known.id}",
+            f"the idempotency key {key!r} belongs to another request, audit {known.id}",
             field="Idempotency-Key",
             hint="take a new key for a new request",
         )
@@ -262,6 +262,7 @@ def _digest(asked: Asked) -> str:
 
 
 def _inserted(connection: Connection, asked: Asked, text: str, digest: str, waiting: int) -> Any:
+    alone(connection, ROOM)
     queued = connection.execute(select(func.count()).where(AUDITS.c.state == "queued")).scalar_one()
     if queued >= waiting:
         raise NoRoom(f"{queued} audits are waiting", hint="try again later", retry_after=30)

@@ -10,6 +10,7 @@ from typing import Literal
 from sqlalchemy import Connection, delete, func, insert, select
 
 from glassblock.errors import NoRoom, TooLarge
+from glassblock.jobs.database import ROOM, alone
 from glassblock.jobs.tables import ANSWERS, PIECES
 
 PIECE_BYTES = 4 << 20
@@ -37,6 +38,7 @@ def keep(connection: Connection, number: int, side: Side, chunks: Sequence[bytes
             f"{needed:,} bytes are to be kept for a job, and {budget:,} may be",
             hint="send or ask for less, or raise GLASSBLOCK_JOBS_MIB",
         )
+    alone(connection, ROOM)
     free = budget - connection.execute(select(func.coalesce(func.sum(PIECES.c.bytes), 0))).scalar_one()
     if free < needed:
         free += _make_room(connection, needed - free)

@@ -28,7 +28,7 @@ from glassblock.wire import framing
 from glassblock.wire.audits import Finding, JobState, Progress, Report
 from glassblock.wire.endpoints import ENDPOINTS
 from glassblock.wire.framing import WireTensor
-from glassblock.wire.problems import Problem, problem_from_error
+from glassblock.wire.problems import problem_from_error
 from glassblock.wire.values import Request
 
 log = logging.getLogger(__name__)
@@ -207,8 +207,8 @@ class Worker:
     def _attempt(self, run: _Run) -> None:
         self._run = run
         try:
-            report, error = self._outcome(run)
-            self._conclude(run, report, error)
+            made, error = self._outcome(run)
+            self._conclude(run, made, error)
         except Exception:  # without a sign of life the lease lapses: the job is taken up again, or failed
             log.exception("what became of a job cannot be stored", extra=_ids(run.lease))
         finally:
@@ -236,12 +236,13 @@ class Worker:
             return None, InternalFault("the job failed on this request", hint="the service's log has the details")
 
     def _made(self, lease: Lease, follower: Follower) -> Report | Made:
-        request, tensors = asked_for(self._database, lease)
+        asked: tuple[Request, dict[str, WireTensor]] | None = None
         patience = time.monotonic() + self._rules.room_seconds
         while True:
             try:
-                reply = self._do(lease.operation, request, tensors, follower)
-            except NoRoom as error:  # nobody waits for it: it has time until others are done
+                asked = asked or asked_for(self._database, lease)
+                reply = self._do(lease.operation, *asked, follower)
+            except (NoRoom, StorageUnavailable) as error:  # nobody waits for it: it has time until others are done
                 if time.monotonic() >= patience:
                     raise
                 follower.progress(0, 0, error.message)
@@ -345,7 +346,7 @@ class Worker:
                 f"the job was taken up {seen.attempts} times, and every time its worker died",
                 hint="the service's log may say of what: memory, most often",
             )
-            problem: Problem = problem_from_error(error, self._status_of(error))
+            problem = problem_from_error(error, self._status_of(error))
             state = leases.take_back(self._database, seen, attempts=self._rules.attempts, problem=problem)
             if state is not None:
                 log.warning("a job's worker showed no life for %g s: it is %s", self._rules.lease_seconds, state)
@@ -363,6 +364,7 @@ def asked_for(database: Database, lease: Lease) -> tuple[Request, dict[str, Wire
 
     Raises:
         InvalidValue: this service does not know it: a newer one has queued it.
+        StorageUnavailable: the tensors cannot be read now.
     """
     endpoint = _ENDPOINTS.get(lease.operation)
     try:

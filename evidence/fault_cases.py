@@ -590,7 +590,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "R5",
-        "1e-6 for 1e-5",
+        "1e-6 for 1e-5 in another engine's config",
         BOTH,
         _nothing,
         Expect("config/eps-conflict", "error", "conflict"),

@@ -30,6 +30,7 @@ from glassblock.wire.audits import Finding, Report
 from record import ROOT, Promise, publish, table
 
 LOUD = {"error", "warning"}
+NOT_RIGHT = "**no**"
 COLUMNS = ("found", "right rule", "right layer", "right certainty", "nothing else")
 
 
@@ -66,9 +67,9 @@ def main() -> int:
             not planted_missed,
         ),
         Promise(
-            "captured tensors name the fault that weights cannot",
-            f"{sum(row[-1] == 'yes' for row in captured)} of {len(captured)}",
-            all(row[-1] == "yes" for row in captured),
+            "captured tensors name the fault that weights cannot, or do not exclude it where rounding hides it",
+            f"{sum(row[-1] != NOT_RIGHT for row in captured)} of {len(captured)}",
+            all(row[-1] != NOT_RIGHT for row in captured),
         ),
         Promise(
             "healthy checkpoints of every family, and every model broken here, are silent",
@@ -121,7 +122,7 @@ def judged(case: Case, base: str, healthy: Mapping[str, Path], scratch: Path) ->
     if isinstance(case.expect, Refused):
         refused = refusal(directory)
         shutil.rmtree(directory)
-        return ("yes" if case.expect.words in refused else "**no**",) * len(COLUMNS)
+        return ("yes" if case.expect.words in refused else NOT_RIGHT,) * len(COLUMNS)
     against = model.config | dict(case.against or {}) if case.whole else case.against
     question = AuditQuestion(against=against, against_name="engine.json", reference=reference)
     report = audit_checkpoint(directory, question)
@@ -129,9 +130,9 @@ def judged(case: Case, base: str, healthy: Mapping[str, Path], scratch: Path) ->
     shutil.rmtree(directory)
     if case.expect is None:
         silent = not any(finding.level in LOUD for finding in findings)
-        return ("yes" if silent else "**no**",) * len(COLUMNS)
+        return ("yes" if silent else NOT_RIGHT,) * len(COLUMNS)
     held = left_open(case.expect, report) if isinstance(case.expect, Open) else marks(case.expect, findings)
-    return tuple("yes" if mark else "**no**" for mark in held)
+    return tuple("yes" if mark else NOT_RIGHT for mark in held)
 
 
 def refusal(directory: Path) -> str:
@@ -201,7 +202,8 @@ def from_captures() -> Iterator[tuple[str, ...]]:
             likely = [fit.hypothesis for fit in explanation.not_excluded] if hidden and truth else tied
             right = explanation.verdict == "as-declared" if not truth else sought in likely
             verdict = explanation.verdict if explanation.tied < 2 else f"one of {explanation.tied}"
-            yield report, label, str(dtype).removeprefix("torch."), verdict, "yes" if right else "**no**"
+            told = "hidden by rounding, harmless, not excluded" if hidden and truth else "yes"
+            yield report, label, str(dtype).removeprefix("torch."), verdict, told if right else NOT_RIGHT
 
 
 def audited(rule: str, plant: Any, directory: Path) -> tuple[str, ...]:
@@ -215,7 +217,7 @@ def audited(rule: str, plant: Any, directory: Path) -> tuple[str, ...]:
     named = [finding for finding in report.findings if finding.rule == rule]
     right = [finding for finding in named if (finding.level, finding.layer) == (plant.level, plant.layer)]
     others = [finding for finding in report.findings if finding.rule != rule and finding.level in LOUD]
-    found = "yes" if len(named) == len(right) == 1 else "**no**"
+    found = "yes" if len(named) == len(right) == 1 else NOT_RIGHT
     return rule, plant.label, plant.level, found, "**yes**" if others else "no"
 
 

@@ -20,6 +20,7 @@ LONG = frozenset(
         "audit/test_expert_gates.py",
         "audit/test_gate_screens.py",
         "audit/test_layers_without_a_network.py",
+        "audit/test_reference.py",
         "audit/test_stored_gates.py",
         "audit/test_two_networks_in_a_layer.py",
         "checkpoint/test_biases_and_norms_by_file.py",

@@ -22,6 +22,7 @@ from glassblock_client.exchange import Call, Reply
 from glassblock_client.jobs import (
     AWAY,
     AWAY_SECONDS,
+    GIVE_UP_SECONDS,
     EventFeed,
     OnEvent,
     OnProgress,
@@ -34,8 +35,6 @@ from glassblock_client.progress import told
 from glassblock_client.questions import Question, ResultT, signature_of_method
 from glassblock_client.tensors import Array
 from glassblock_client.texts import TokenIds
-
-GIVE_UP_SECONDS = 5.0
 
 P = ParamSpec("P")
 
@@ -179,7 +178,7 @@ class AsyncClient:
         Raises:
             ServiceUnavailable: the stream broke off before the end of the audit.
         """
-        feed, said = EventFeed(on_event), {"Last-Event-ID": last_event_id}
+        feed, said = EventFeed(on_event, after=last_event_id), {"Last-Event-ID": last_event_id}
         call = exchange.prepare(wire.AUDIT_EVENTS, Nothing(), parameters={"id": audit_id}, said=said)
         response, landing = await self._send(call, feed)
         exchange.require_stream(call, response.status_code, response.headers, landing)

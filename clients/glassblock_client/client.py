@@ -21,6 +21,7 @@ from glassblock_client.exchange import Call, Reply
 from glassblock_client.jobs import (
     AWAY,
     AWAY_SECONDS,
+    GIVE_UP_SECONDS,
     EventFeed,
     OnEvent,
     OnProgress,
@@ -174,7 +175,7 @@ class Client:
         Raises:
             ServiceUnavailable: the stream broke off before the end of the audit.
         """
-        feed, said = EventFeed(on_event), {"Last-Event-ID": last_event_id}
+        feed, said = EventFeed(on_event, after=last_event_id), {"Last-Event-ID": last_event_id}
         call = exchange.prepare(wire.AUDIT_EVENTS, Nothing(), parameters={"id": audit_id}, said=said)
         response, landing = self._send(call, feed)
         exchange.require_stream(call, response.status_code, response.headers, landing)
@@ -263,8 +264,10 @@ class Client:
         return audit
 
     def _give_up(self, audit: Audit) -> None:
-        with suppress(GlassblockError):  # what ended the wait is what the caller must hear of
-            self.cancel_audit(audit.id)
+        # What ended the wait is what the caller must hear of, soon also where the service hangs.
+        call = questions.cancel_audit(audit.id).call
+        with suppress(GlassblockError), exchange.transport_failures(self._shown_url):
+            self._http.request(call.endpoint.method, call.path, headers=call.headers, timeout=GIVE_UP_SECONDS)
 
     def ask(self, question: Question[ResultT]) -> ResultT:
         """Send a question of `glassblock_client.questions`; every method named after an endpoint does this."""

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 import glassblock
 import numpy as np
-from glassblock.errors import GlassblockError, InvalidValue, ServiceUnavailable
+from glassblock.errors import GlassblockError, InvalidValue, ServiceUnavailable, UnknownRoute
 from glassblock.wire import framing, problems
 from glassblock.wire.endpoints import AnswerT, Endpoint, Nothing, RequestT, Text
 from glassblock.wire.framing import WireTensor
@@ -36,7 +36,10 @@ PIECE_BYTES = 1 << 20
 """Bytes handed to the socket at once: sent whole, a large buffer is copied again after every partial write."""
 
 CONNECT_SECONDS = 10.0
+FOR_EVER_SECONDS = 1e9
+"""Thirty years. Sockets overflow beyond three hundred."""
 URL_HINT = "write it as http://host:port"
+SERVICE_HINT = "does the URL point at the root of a Glassblock service, and of a version near this client's?"
 
 P = ParamSpec("P")
 OtherT = TypeVar("OtherT", bound=Answer)
@@ -91,8 +94,14 @@ def connection(base_url: str, *, api_key: str | None, timeout: float | None) -> 
         timeout: longest silence of the service, seconds; None waits for ever.
 
     Raises:
-        InvalidValue: the URL or the key cannot be used.
+        InvalidValue: the URL, the key or the timeout cannot be used.
     """
+    if timeout is not None and not timeout > 0:
+        raise InvalidValue(
+            f"timeout is {timeout}", field="timeout", hint="give seconds above 0, or None to wait for ever"
+        )
+    if timeout is not None and timeout > FOR_EVER_SECONDS:
+        timeout = None
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, UnicodeError) as fault:
@@ -332,9 +341,12 @@ def _message(call: Call[AnswerT], text: str | bytes) -> AnswerT:
 
 def _told_error(call: Call[Any], status: int, body: memoryview) -> GlassblockError:
     try:
-        return error_from_problem(Problem.model_validate_json(bytes(body)))
+        problem = Problem.model_validate_json(bytes(body))
     except ValidationError:
         return _foreign(call, f"HTTP {status} with a problem document of another kind")
+    if problem.code == UnknownRoute.code:  # the path is this client's: what its caller can mend is the URL before it
+        problem = problem.model_copy(update={"hint": SERVICE_HINT})
+    return error_from_problem(problem)
 
 
 def _foreign_status(call: Call[Any], status: int, headers: httpx.Headers) -> ServiceUnavailable:
@@ -342,7 +354,7 @@ def _foreign_status(call: Call[Any], status: int, headers: httpx.Headers) -> Ser
     hints = {
         401: "a key is needed: pass api_key, or set GLASSBLOCK_KEY",
         403: "the key was not accepted",
-        404: "does the URL point at the root of a Glassblock service?",
+        404: SERVICE_HINT,
     }
     if 300 <= status < 400:
         hint = f"it points to {headers.get('Location', 'nowhere')}: give that URL"
@@ -358,7 +370,7 @@ def _foreign_status(call: Call[Any], status: int, headers: httpx.Headers) -> Ser
 def _foreign(call: Call[Any], why: str) -> ServiceUnavailable:
     return ServiceUnavailable(
         f"the answer to {call.endpoint.method} /{call.path} is none of Glassblock's: {why}",
-        hint="does the URL point at a Glassblock service, and of a version near this client's?",
+        hint=SERVICE_HINT,
     )
 
 

@@ -27,6 +27,9 @@ AWAY: tuple[type[GlassblockError], ...] = (ServiceUnavailable, StorageUnavailabl
 AWAY_SECONDS = 120.0
 """How long a service may be away before the wait for a job ends: a restart takes less."""
 
+GIVE_UP_SECONDS = 5.0
+"""For the service to hear that a job is cancelled, by whoever waits no longer."""
+
 LONGEST_EVENT = 1 << 20
 """Bytes; a longer one is none of ours."""
 
@@ -90,10 +93,12 @@ class EventFeed:
 
     Args:
         on_event: told every event.
+        after: id of the event after which they were asked for: there may be none any more.
     """
 
-    def __init__(self, on_event: OnEvent | None) -> None:
+    def __init__(self, on_event: OnEvent | None, *, after: str | None = None) -> None:
         self._on_event = on_event
+        self._after = after
         self._rest = b""
         self._data: list[bytes] = []
         self._events: list[AuditEvent] = []
@@ -104,6 +109,8 @@ class EventFeed:
         Raises:
             ServiceUnavailable: the last of them is no end: the stream broke off, however orderly.
         """
+        if not self._events and self._after is None:
+            raise ServiceUnavailable("the events broke off before the first", hint="ask again")
         if self._events and self._events[-1].state not in ENDED:
             last = self._events[-1].id
             raise ServiceUnavailable("the events broke off", hint=f"ask for those after it: last_event_id='{last}'")

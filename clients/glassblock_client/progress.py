@@ -26,8 +26,10 @@ def progress_bar(what: str) -> Generator[OnProgress]:
         drawn.TaskProgressColumn(),
         drawn.TimeElapsedColumn(),
     )
-    with drawn.Progress(*parts, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+    # rich draws what others print above the bar: on stderr, and so only what goes to this terminal anyway.
+    here = sys.stdout.isatty()
+    with drawn.Progress(*parts, console=Console(stderr=True), transient=True, redirect_stdout=here) as bar:
+        task = bar.add_task(printable(what), total=None)
 
         def advance(told: Progress) -> None:
             description = printable(told.message or what)

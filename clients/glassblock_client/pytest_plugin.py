@@ -60,7 +60,7 @@ def assert_checkpoint_ok(
     from glassblock.reports import REPORTS  # noqa: PLC0415
     from glassblock.reports.baseline import compared, read_baseline  # noqa: PLC0415
 
-    from glassblock_client.cli.audit import FAILING, exit_status  # noqa: PLC0415
+    from glassblock_client.cli.audit import FAILING, arguments_of_fix, exit_status  # noqa: PLC0415
     from glassblock_client.cli.family import read_family_row  # noqa: PLC0415
     from glassblock_client.cli.files import read_json_object  # noqa: PLC0415
 
@@ -69,27 +69,31 @@ def assert_checkpoint_ok(
     known = None
     if baseline is not None:
         known = read_baseline(read_json_object(Path(baseline), option="baseline"), name=f"baseline: {baseline}")
-    row = read_family_row(family, None if family_file is None else Path(family_file))
+    own_family = None if family_file is None else Path(family_file)
+    row = read_family_row(family, own_family)
     with _service_of(os.fspath(path)) as (client, name):
         chosen = None if rules is None else list(rules)
         report = client.audit_checkpoint(name, family=family, family_row=row, rules=chosen)
     if known is not None:
         report = compared(report, known, name=str(baseline))
     if exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive) != 0:
-        raise AssertionError(f"{path}\n\n{REPORTS['text'].render(report, width=COLUMNS)}")
+        url = os.environ.get("GLASSBLOCK_URL")
+        options = ("--family", family), ("--family-file", own_family), ("--url", url)
+        asked = arguments_of_fix(os.fspath(path), *options)
+        raise AssertionError(f"{path}\n\n{REPORTS['text'].render(report, width=COLUMNS, asked=asked)}")
     return report
 
 
 @contextmanager
 def _service_of(path: str) -> "Generator[tuple[Client, str]]":
     """A client, and what its service calls the checkpoint at `path`."""
-    from glassblock_client.cli.connection import REMOTE_SECONDS, door, root_and_name  # noqa: PLC0415
+    from glassblock_client.cli.connection import REMOTE_SECONDS, door, name_there, root_and_name  # noqa: PLC0415
     from glassblock_client.client import Client  # noqa: PLC0415
 
     url = os.environ.get("GLASSBLOCK_URL")
     if url:
         with Client(url, api_key=os.environ.get("GLASSBLOCK_KEY"), timeout=REMOTE_SECONDS) as client:
-            yield client, path
+            yield client, name_there(path)
         return
     root, name = root_and_name(path)
     device = os.environ.get("GLASSBLOCK_DEVICE") or "auto"

@@ -37,6 +37,29 @@ def test_every_format_goes_to_a_file_and_to_stdout(checkpoint: Path, tmp_path: P
     assert told == REPORTS[name].render(full_report(), width=80, asked=asked, rules=rules)
 
 
+@pytest.mark.parametrize(
+    ("folder", "given", "place"),
+    [
+        ("", "models/tiny", "models/tiny/model.safetensors"),
+        ("", "{}/models/tiny/", "models/tiny/model.safetensors"),
+        ("models/tiny", ".", "model.safetensors"),
+        ("models/elsewhere", "../tiny", "SmolLM2-135M/model.safetensors"),
+    ],
+)
+def test_a_code_host_is_told_the_file_as_it_lies_in_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, given: str, place: str
+):
+    for name in ("tiny", "elsewhere"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    write(tmp_path / "models" / "tiny" / "config.json", "{}")
+    monkeypatch.chdir(tmp_path / folder)
+    finding = swapped_report(2).findings[0].model_copy(update={"locations": (), "file": "model.safetensors"})
+    found = swapped_report(2).model_copy(update={"findings": (finding,)})
+    told = json.loads(invoke(audited(found), "audit", given.format(tmp_path), "--format", "sarif").stdout)
+    (location,) = told["runs"][0]["results"][0]["locations"]
+    assert location["physicalLocation"]["artifactLocation"]["uri"] == place
+
+
 def test_the_command_that_repairs_has_the_path_and_what_the_audit_was_told(checkpoint: Path, tmp_path: Path):
     other = write(tmp_path / "other config.json", "{}")
     result = invoke(audited(swapped_report(2)), "audit", checkpoint, "--family", "llama", "--against", other)
@@ -81,6 +104,15 @@ def test_what_is_known_does_not_fail(checkpoint: Path, tmp_path: Path, kind: str
     worse = invoke(audited(swapped_report(2, 3)), "audit", checkpoint, "--baseline", known)
     assert worse.exit_code == 1
     assert "1 error; known: 1 error" in worse.stdout
+
+
+def test_a_baseline_of_another_checkpoint_is_remarked(checkpoint: Path, tmp_path: Path):
+    other = swapped_report(2)
+    other = other.model_copy(update={"checkpoint": other.checkpoint.model_copy(update={"path": "another"})})
+    known = write(tmp_path / "known.json", REPORTS["json"].render(other))
+    result = invoke(audited(swapped_report(2)), "audit", checkpoint, "--baseline", known)
+    assert result.stderr == f"{known} was made of another; this is {report().checkpoint.path}\n"
+    assert result.exit_code == 0
 
 
 def test_what_is_gone_is_told(checkpoint: Path, tmp_path: Path):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from glassblock.errors import UnknownFamily
 from glassblock.wire.checkpoints import CheckpointList, CheckpointSummary
 from makers import tiny_checkpoint
 
-from client.fake_service import FakeService, listening
+from client.fake_service import FAMILIES, RULES, FakeService, listening, problem_response
 from client.test_command_line import invoke
 
 FOUND = CheckpointList(
@@ -93,3 +94,30 @@ def test_a_hint_asks_the_service_that_was_asked() -> None:
     with listening(FakeService({"POST /v1/audits": unknown})) as url:
         told = " ".join(invoke(FakeService({}), "audit", "x", "--url", url).stderr.split())
     assert f"`glassblock checkpoints --url {url}` lists them" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listed_by"),
+    [
+        (("audit", "x", "--rules", ","), "rules"),
+        (("rules", "qqqq"), "rules"),
+        (("families", "qqqq"), "families"),
+        (("run", "x", "--layer", "0", "--sample", "1", "--family", "lama"), "families"),
+    ],
+)
+def test_a_hint_lists_what_that_service_has(arguments: tuple[str, ...], listed_by: str) -> None:
+    unknown = UnknownFamily("no family 'lama'", field="family", known=tuple(f"family{number}" for number in range(20)))
+    answers = {
+        "GET /v1/rules": RULES,
+        "GET /v1/families": FAMILIES,
+        "POST /v1/blocks/run": lambda _: problem_response(unknown, 409),
+    }
+    with listening(FakeService(answers)) as url:
+        told = " ".join(invoke(None, *arguments, "--url", url).stderr.split())
+    assert f"`glassblock {listed_by} --url {url}` lists them" in told
+
+
+def test_a_hint_repeats_no_password() -> None:
+    told = invoke(None, "audit", "x", "--rules", ",", "--url", "http://me:secret@127.0.0.1:9").stderr
+    assert "`glassblock rules --url URL` lists them" in told
+    assert "secret" not in told

@@ -3,6 +3,8 @@
 import gzip
 import inspect
 import json
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +22,7 @@ from glassblock.errors import (
     ServiceUnavailable,
     StorageUnavailable,
     UnknownCheckpoint,
+    UnknownRoute,
 )
 from glassblock.wire import framing
 from glassblock.wire.audits import Audit, AuditEvent, AuditList, Progress
@@ -328,6 +331,14 @@ def test_the_error_of_the_service_is_raised_here(ask: Any, error: GlassblockErro
     assert vars(caught.value) == vars(error)
 
 
+@BOTH
+def test_a_path_that_the_service_has_not_is_told_by_the_url(ask: Any):
+    wrong = problem_response(UnknownRoute("no such path", hint="see GET /openapi.json"), 404)
+    with pytest.raises(UnknownRoute) as caught:
+        ask(FakeService({"GET /v1/checkpoints": lambda _: wrong}), lambda c: c.checkpoints())
+    assert "does the URL point at the root" in (caught.value.hint or "")
+
+
 def test_an_error_of_a_newer_service_is_still_one_of_ours():
     document = problem_from_error(InvalidValue("new"), 418).model_copy(update={"code": "brand-new"})
     body = document.model_dump_json()
@@ -530,6 +541,39 @@ def test_an_interrupt_cancels_the_audit(ask: Any, reached: bool):
     assert service.asked[-1].method == "DELETE"
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_interrupt_waits_for_no_service_that_hangs(kind: Any, monkeypatch: pytest.MonkeyPatch):
+    for module in ("client", "async_client"):
+        monkeypatch.setattr(f"glassblock_client.{module}.GIVE_UP_SECONDS", 0.2)
+
+    def hang(_: httpx.Request) -> httpx.Response:
+        threading.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    def audit(url: str) -> None:
+        if kind is Client:
+            with Client(url) as client:
+                client.audit_checkpoint("tiny", on_progress=interrupt)
+        else:
+            anyio.run(audit_async, url)
+
+    async def audit_async(url: str) -> None:
+        async with AsyncClient(url) as client:
+            await client.audit_checkpoint("tiny", on_progress=interrupt)
+
+    service = FakeService({"POST /v1/audits": waiting("running"), "DELETE /v1/audits/a1": hang})
+    with listening(service) as url:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            audit(url)
+        took = time.monotonic() - began
+    assert took < 10
+    assert service.asked[-1].method == "DELETE"
+
+
 def away(_: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused")
 
@@ -573,6 +617,10 @@ def test_events_that_break_off_in_good_order_are_no_end(ask: Any):
     with pytest.raises(ServiceUnavailable, match="broke off") as caught:
         ask(service, lambda c: c.audit_events("a1"))
     assert caught.value.hint == "ask for those after it: last_event_id='2'"
+    service.answers["GET /v1/audits/a1/events"] = event_stream()
+    with pytest.raises(ServiceUnavailable, match="broke off"):
+        ask(service, lambda c: c.audit_events("a1"))
+    assert ask(service, lambda c: c.audit_events("a1", last_event_id="2")) == ()
 
 
 def test_events_are_followed_over_as_many_broken_streams_as_tell_something_new(monkeypatch: pytest.MonkeyPatch):
@@ -610,3 +658,12 @@ def test_health_of_a_newer_service_is_read_past_what_is_new():
         {"GET /health/live": plain(200, '{"status": "alive", "mood": 1}', content_type="application/json")}
     )
     assert sync_call(service, lambda c: c.live()) == Health(status="alive", checks={})
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_timeout_that_no_clock_can_hold_waits_for_ever(kind: Any):
+    for seconds in (float("inf"), 1e300, None):
+        assert kind("http://x.test", timeout=seconds)._http.timeout.read is None
+    for seconds in (0.0, -1.0, float("nan")):
+        with pytest.raises(InvalidValue, match="timeout is"):
+            kind("http://x.test", timeout=seconds)

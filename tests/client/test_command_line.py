@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
+import tomllib
 import types
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,12 +28,14 @@ from glassblock.wire.audits import Audit, AuditList, Finding, Progress, Report
 from glassblock.wire.blocks import StageStatistics
 from glassblock.wire.norms import NormStatisticsAnswer
 from glassblock.wire.problems import problem_from_error
+from glassblock.wire.tables import FamilyRow
 from glassblock_client.cli import app as command_line
-from glassblock_client.cli import main, screen
+from glassblock_client.cli import doctor, main, screen
 from glassblock_client.cli import serve as serve_command
 from glassblock_client.cli.app import COMMANDS
 from glassblock_client.cli.audit import exit_status
 from glassblock_client.cli.connection import root_and_name
+from glassblock_client.progress import progress_bar
 from glassblock_client.tensors import array_from_wire, wire_from_array
 from reports.report_makers import report, report_with_verdict, swap_finding, swapped_report, undecided_report
 from rich.table import Table
@@ -555,6 +559,10 @@ def test_budget_counts_and_sweeps(checkpoint: Path):
     assert service.sent() == {"checkpoint": "tiny"}
     invoke(service, "budget", checkpoint, "--dtype", "bfloat16")
     assert service.sent() == {"checkpoint": "tiny", "dtype": "bfloat16"}
+    for size in ("--batch", "--tokens"):
+        refused = invoke(FakeService({}), "budget", checkpoint, size, 0)
+        assert refused.exit_code == 2
+        assert f"{size}: 0 is too small" in refused.stderr
 
 
 def test_rules_lists_and_explains():
@@ -566,6 +574,77 @@ def test_rules_lists_and_explains():
     assert "Strict readers refuse the file." in one.stdout
     assert json.loads(invoke(service, "rules", "--format", "json").stdout)["rules"][1]["name"] == "container/hole"
     assert "rms_llama" in invoke(service, "families").stdout
+
+
+FAMILY_ROWS = tuple(
+    FamilyRow(
+        name=name,
+        model_types=(f"{name}_type",),
+        architectures=(),
+        ffn=ffn,
+        activation="hidden_act",
+        norm="rms_llama",
+        placement="pre",
+        eps="rms_norm_eps",
+        verified="source only",
+        notes=("Attention is not read.",),
+    )
+    for name, ffn in (
+        ("llama", "gated: g, u; d; stored out_in"),
+        ("llama4", "stacked experts, gated: g; router r"),
+        ("gpt2", "plain: a; b"),
+    )
+)
+
+
+def test_families_are_a_line_each_and_explained_by_name():
+    service = FakeService({"GET /v1/families": FAMILIES.model_copy(update={"families": FAMILY_ROWS})})
+    lines = [line.split() for line in invoke(service, "families").stdout.splitlines()]
+    assert lines[0] == ["family", "network", "norm", "placement", "verified"]
+    for row in (["llama", "gated"], ["llama4", "gated", "experts"], ["gpt2", "plain"]):
+        assert [*row, "rms_llama", "pre", "source", "only"] in lines
+    one = invoke(service, "families", "llama").stdout
+    assert "llama_type" in one
+    assert "Attention is not read." in one
+    assert "llama4" not in one
+    some = json.loads(invoke(service, "families", "lam", "--format", "json").stdout)
+    assert [row["name"] for row in some["families"]] == ["llama", "llama4"]
+    refused = invoke(service, "families", "lamma")
+    assert refused.exit_code == 2
+    assert "did you mean llama or llama4?" in refused.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_spinner_shows_a_name_and_obeys_none_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with screen.working("reading m[/x]\x1b[2J[bold]"):
+        pass
+    assert "reading m[/x]\\x1b[2J[bold]" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_bar_on_stderr_takes_nothing_from_a_stdout_that_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], term: str
+):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress_bar("auditing") as on_progress:
+        on_progress(Progress(done=1, total=2))
+        print("the answer of another task")
+    assert capsys.readouterr().out == "the answer of another task\n"
+
+
+def test_the_doctor_looks_at_all_that_is_needed():
+    project = tomllib.loads(Path(glassblock.__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+    needed = {"client": project["dependencies"], "service": project["optional-dependencies"]["service"]}
+    looked_at = {"client": doctor.CLIENT_PACKAGES, "service": doctor.SERVICE_PACKAGES}
+    for side, asked_for in needed.items():
+        assert sorted(looked_at[side]) == sorted(line.partition(">")[0] for line in asked_for)
 
 
 def test_a_narrow_page_cuts_no_number():

@@ -261,6 +261,8 @@ def test_each_layer_may_have_its_own_input(service: FakeService, checkpoint: Pat
         (["--token-ids", "1,x"], "neither a number"),
         (["--sample", 1, "--plot", "a.pdf"], "none of these kinds"),
         (["--sample", 1, "--plot", "no/such/folder/a.png"], "folder"),
+        (["--sample", 1, "--plot", "a.png", "--norms", "trace"], "nothing can be drawn"),
+        (["--token-ids", "1,2", "--plot", "a.png", "--part", "layer"], "nothing can be drawn"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_any_work(checkpoint: Path, options: list[Any], words: str) -> None:

@@ -150,6 +150,43 @@ def test_a_terminated_process_leaves_no_scratch_files(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("words", [("fix", "--dry-run"), ("selftest",)])
+def test_what_works_without_a_client_is_put_away_too(
+    number: signal.Signals, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    script = (
+        "import time\n"
+        "from tempfile import TemporaryDirectory\n"
+        "from types import SimpleNamespace\n"
+        "from glassblock_client.cli import app, fix, selftest\n"
+        "def work(*_, **__):\n"
+        "    with TemporaryDirectory():\n"
+        "        print('working', flush=True)\n"
+        "        time.sleep(60)\n"
+        "fix.door = selftest.door = lambda: SimpleNamespace(repair=work, selftest=work)\n"
+        "app()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, words[0], str(tmp_path), *words[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment() | {"TMPDIR": str(scratch)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        assert list(scratch.iterdir()) != []
+        process.send_signal(number)
+        _, told = process.communicate(timeout=PROMPTLY_S)
+    ends = (130, "interrupted\n") if number == signal.SIGINT else (143, "terminated\n")
+    assert (process.returncode, told) == ends
+    assert list(scratch.iterdir()) == []
+
+
 @pytest.mark.parametrize("target", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_a_report_may_go_into_a_stream_by_its_name(url: str, target: str) -> None:
     process = in_shell("audit", "x", "--url", url, "--format", "json", "--output", target, streams="| cat")

@@ -54,12 +54,15 @@ def test_a_healthy_checkpoint_passes_and_a_swapped_one_fails_with_its_report(pyt
             assert_checkpoint_ok({str(swapped)!r}, rules=["ffn/gate-up-swapped"])
         """
     )
-    result = pytester.runpytest_inprocess(*PLUGIN)
+    # In a process of its own: pytester would forget half of alembic, which later tests of this process need whole.
+    result = pytester.runpytest_subprocess(*PLUGIN)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         ["*AssertionError: *swapped", "*ERROR  ffn/gate-up-swapped  layer 2*", "*fix *Exchange*"]
     )
     assert "REPORTS[" not in result.stdout.str()
+    told = "".join(line.removeprefix("E").strip() for line in result.stdout.str().splitlines())
+    assert f"glassblockfix{swapped}--dry-run" in told.replace(" ", "")
 
 
 def test_what_a_baseline_knows_passes(swapped: Path, tmp_path: Path):
@@ -93,11 +96,12 @@ def test_it_passes_where_the_command_line_exits_with_0(
         monkeypatch.setenv("GLASSBLOCK_URL", url)
         monkeypatch.setenv("GLASSBLOCK_KEY", "s3cret")
         if passes:
-            assert assert_checkpoint_ok("org/model", **options) == finished
+            assert assert_checkpoint_ok("org/model/", **options) == finished
         else:
             with pytest.raises(AssertionError) as failed:
                 assert_checkpoint_ok("org/model", **options)
-            assert str(failed.value) == f"org/model\n\n{REPORTS['text'].render(finished, width=100)}"
+            told = REPORTS["text"].render(finished, width=100, asked=f"org/model --url {url}")
+            assert str(failed.value) == f"org/model\n\n{told}"
     assert service.sent()["checkpoint"] == "org/model"
     assert service.asked[0].headers["authorization"] == "Bearer s3cret"
 

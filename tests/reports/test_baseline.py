@@ -82,6 +82,8 @@ def test_a_finding_that_got_worse_is_new_and_not_fixed():
     [
         ((Coverage(rule=RULE, checked=4),), True),
         ((Coverage(rule=RULE, checked=0, skipped=(Skipped(reason="no"),)),), False),
+        ((Coverage(rule=RULE, checked=3, skipped=(Skipped(reason="no other config was given"),)),), False),
+        ((Coverage(rule=RULE, checked=3, skipped=(Skipped(layer=1, reason="no"),)),), True),
         ((Coverage(rule=RULE, checked=3, undecidable=(Undecidable(layer=2, reason="a", would_decide="b"),)),), False),
         ((Coverage(rule=RULE, checked=3, undecidable=(Undecidable(layer=1, reason="a", would_decide="b"),)),), True),
         ((), False),

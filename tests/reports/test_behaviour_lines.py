@@ -77,6 +77,8 @@ def test_a_long_list_is_cut() -> None:
     lines = list(behaviour_lines(many))
     assert lines[20] == "and 10 more; the JSON report lists all"
     assert len(lines) == 22
+    page = REPORTS["html"].render(report(behaviour=many.model_copy(update={"hypotheses": TOLD.hypotheses * 70})))
+    assert "and 10 more; the JSON report lists all" in page
 
 
 @pytest.mark.parametrize("format_", ["text", "markdown", "html"])

@@ -341,9 +341,27 @@ def test_layer_ranges_name_every_layer_once(layers: set[int]):
     assert named == sorted(layers)
 
 
+def test_a_line_break_in_a_name_makes_no_second_name():
+    finding = swap_finding(0).model_copy(
+        update={"tensors": ("gate\nup",), "file": "a\nb", "evidence": {"key": "one\ntwo"}, "layer": None}
+    )
+    told = REPORTS["text"].render(report(verdict="fail", findings=(finding,)))
+    for written in ("tensor    gate\\nup", "file      a\\nb", "evidence  key one\\ntwo"):
+        assert written in told
+
+
 @pytest.mark.parametrize(
     ("count", "told"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (269_060_552, "269 MB"), (1_340_000_000_000, "1.34 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (999_999_999, "1 GB"),
+        (269_060_552, "269 MB"),
+        (1_340_000_000_000, "1.34 TB"),
+    ],
 )
 def test_bytes_are_told_in_a_readable_unit(count: int, told: str):
     assert byte_count(count) == told

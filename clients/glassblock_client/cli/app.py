@@ -8,9 +8,12 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -23,7 +26,7 @@ from glassblock.wire.printable import printable
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from glassblock_client.cli.options import in_words_of_options
+from glassblock_client.cli.options import URL_ASKED, asking_at, in_words_of_options
 from glassblock_client.cli.streams import open_streams, settle_streams, tell
 
 NO_REPORT = 2
@@ -40,7 +43,7 @@ TERMINATED = 143
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, while there is something to put away: it unwinds as Ctrl-C does."""
+    """SIGTERM: it unwinds as Ctrl-C does, so that a cancelled pipeline leaves nothing half written."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ COMMANDS: dict[str, Command] = {
         Command("fix", "fix", "Repair a checkpoint into a new folder, and audit the result."),
         Command("selftest", "selftest", "Plant mistakes in a checkpoint, in memory, and see what is found."),
         Command("checkpoints", "checkpoints", "List the checkpoints of a service, or under a folder."),
-        Command("families", "tables", "List the families of models that are read."),
+        Command("families", "tables", "List the families of models that are read, or explain one."),
         Command("rules", "tables", "List the rules of the audit, or explain one."),
         Command("audits", "audits", "List, follow or cancel the audits of a service."),
         Command("keys", "keys", "Make an API key for callers of a service."),
@@ -97,15 +100,16 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what it returns is the exit status."""
         try:
-            status: int = super().invoke(ctx) or 0
-            sys.stdout.flush()
+            with terminable():
+                status: int = super().invoke(ctx) or 0
+                sys.stdout.flush()
         except typer.BadParameter as usage:
             in_our_words(usage)
             raise
         except GlassblockError as error:
             if self.loaded is not None:
                 in_words_of_options(error, options_of(self.loaded), str(self.loaded.name))
-            complain(error)
+            complain(error, url=ctx.meta.get(URL_ASKED))
             status = NO_REPORT
         except Terminated:
             tell("terminated")
@@ -123,6 +127,23 @@ class CommandGroup(TyperGroup):
             status = NO_REPORT
         settle_streams()
         raise typer.Exit(status)
+
+
+@contextmanager
+def terminable() -> Generator[None]:
+    """SIGTERM raises `Terminated`, in the main thread; no other may say what a signal does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise Terminated
 
 
 def load_command(row: Command) -> TyperCommand:
@@ -168,13 +189,13 @@ def refuse_empty(words: Sequence[str]) -> None:
             )
 
 
-def complain(error: GlassblockError) -> None:
-    """One line for what is wrong and one for what to do, on stderr."""
+def complain(error: GlassblockError, *, url: str | None = None) -> None:
+    """One line for what is wrong and one for what to do, on stderr; its commands ask the service at `url` again."""
     told = all(repr(name) in error.message for name in error.known)
     known = f"; known: {known_names(error)}" if error.known and not told else ""
-    tell(printable(f"error: {error.message}{known}"))
+    tell(printable(f"error: {error.message}{asking_at(url, known)}"))
     if error.hint and error.hint.removeprefix("see ") not in known:
-        tell(printable(f"hint: {error.hint}"))
+        tell(printable(f"hint: {asking_at(url, error.hint)}"))
 
 
 def known_names(error: GlassblockError) -> str:

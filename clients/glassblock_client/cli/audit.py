@@ -1,5 +1,6 @@
 """`glassblock audit`: the gate that a checkpoint passes before it ships."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from glassblock.errors import GlassblockError, InvalidValue
 from glassblock.reports import REPORTS
-from glassblock.reports.baseline import baseline_of, compared, read_baseline, written
+from glassblock.reports.baseline import Baseline, baseline_of, compared, read_baseline, written
 from glassblock.wire.audits import Report
 
 from glassblock_client.cli.connection import (
@@ -55,7 +56,7 @@ def audit(
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest level of a finding that makes the exit status 1.")] = "error",
     allow_inconclusive: Annotated[
-        bool, typer.Option("--allow-inconclusive", help="Exit 0, not 3, when a question stayed open.")
+        bool, typer.Option("--allow-inconclusive", help="Exit 0, not 3, when such a question stayed open.")
     ] = False,
     baseline: Annotated[
         Path | None,
@@ -110,13 +111,15 @@ def audit(
 ) -> int:
     """Name the mistakes in a checkpoint that raise no error.
 
-    Exit status 0: nothing found.
+    Exit status 0: no finding at or above --fail-on, but those that a baseline knows.
 
-    1: a finding at or above --fail-on, which no baseline knows.
+    1: such a finding.
 
     2: no report was possible.
 
-    3: no such finding, but a question stayed open.
+    3: no such finding, but a question that counts stayed open: whether gate and up are exchanged, where no layer could
+    be decided; what --against, --reference or --captures asked; a rotary order in doubt. The report says what would
+    decide.
     """
     if report_format not in REPORTS:
         raise InvalidValue(f"--format: no format {report_format!r}", field="format", known=tuple(REPORTS))
@@ -162,13 +165,13 @@ def audit(
         titled = f"{root_and_name(path)[0].name}/{report.checkpoint.path}".lstrip("/")
         report = report.model_copy(update={"checkpoint": report.checkpoint.model_copy(update={"path": titled})})
     if known is not None:
-        report = compared(report, known, name=str(baseline))
+        report = _beside(known, report, name=str(baseline))
     if write_baseline is not None:
         write_whole(write_baseline, [written(baseline_of(report)).encode()])
         count = len(report.findings)
         tell(f"{count} finding{' is' if count == 1 else 's are'} known from now on: {write_baseline}")
     render = REPORTS[report_format].render
-    asked = _again(
+    asked = arguments_of_fix(
         path,
         ("--family", family),
         ("--family-file", family_file),
@@ -176,12 +179,19 @@ def audit(
         ("--reference", references[0] if len(references) == 1 else None),
         ("--url", url),
     )
+    place = None if url else _place_here(path)
     if output is None:
-        sys.stdout.write(render(report, width=columns(), colour=coloured(), asked=asked, rules=table))
+        sys.stdout.write(render(report, width=columns(), colour=coloured(), asked=asked, rules=table, place=place))
     else:
-        write_whole(output, [render(report, width=FILE_COLUMNS, asked=asked, rules=table).encode()])
+        write_whole(output, [render(report, width=FILE_COLUMNS, asked=asked, rules=table, place=place).encode()])
         tell(f"{outcome(report)}: the report is in {output}")
     return exit_status(report, fail_on=fail_on, allow_inconclusive=allow_inconclusive)
+
+
+def _beside(known: Baseline, report: Report, *, name: str) -> Report:
+    if known.checkpoint != report.checkpoint.path:  # of a build of another name, or given by mistake
+        tell(f"{name} was made of {known.checkpoint}; this is {report.checkpoint.path}")
+    return compared(report, known, name=name)
 
 
 def _one_or_several(names: Sequence[str | None]) -> str | list[str] | None:
@@ -189,7 +199,13 @@ def _one_or_several(names: Sequence[str | None]) -> str | list[str] | None:
     return None if not given else given[0] if len(given) == 1 else given
 
 
-def _again(path: str, *options: tuple[str, str | Path | None]) -> str:
+def _place_here(path: str) -> str | None:
+    """Where a checkpoint lies below the current folder, which code hosts take for the repository's; None elsewhere."""
+    place = Path(os.path.relpath(path))
+    return None if ".." in place.parts or place.is_absolute() else place.as_posix()
+
+
+def arguments_of_fix(path: str, *options: tuple[str, str | Path | None]) -> str:
     """What `glassblock fix` must be told to see what this audit saw, as a shell reads it."""
     words = [path]
     for name, value in options:

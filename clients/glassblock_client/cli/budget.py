@@ -15,6 +15,7 @@ from glassblock_client.cli.connection import DeviceOption, TimeoutOption, UrlOpt
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.run import FormatOption
 from glassblock_client.cli.screen import show
+from glassblock_client.client import Client
 
 Sizes = str | None
 
@@ -48,38 +49,34 @@ def budget(
 
     One size may be a list, as in --d-ff 8192,11008,16384, and is swept.
     """
-    sizes = {"d_model": d_model, "d_ff": d_ff, "batch": batch, "tokens": tokens}
-    counts = {name: None if text is None else counts_of(name, text) for name, text in sizes.items()}
+    width = None if d_model is None else counts_of("d_model", d_model)
+    hidden = None if d_ff is None else counts_of("d_ff", d_ff)
+    sequences, length = counts_of("batch", batch), counts_of("tokens", tokens)
     row = read_family_row(family, family_file)
+
+    def ask(client: Client, name: str | None) -> BudgetAnswer:
+        return client.budgets(
+            checkpoint=name,
+            family=family,
+            family_row=row,
+            tower=tower,
+            d_model=width,
+            d_ff=hidden,
+            kind=kind,
+            batch=sequences,
+            tokens=length,
+            layers=layers,
+            dtype=dtype,
+            multiple_of=multiple_of,
+        )
+
     if path is None:
         _require_sizes(d_model=d_model, d_ff=d_ff, kind=kind)
         with connected(context, url=url, timeout=timeout, device=device) as client:
-            answer = client.budgets(
-                d_model=counts["d_model"],
-                d_ff=counts["d_ff"],
-                kind=kind,
-                batch=counts["batch"] or 1,
-                tokens=counts["tokens"] or 1,
-                layers=layers,
-                dtype=dtype,
-                multiple_of=multiple_of,
-            )
+            answer = ask(client, None)
     else:
         with connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name):
-            answer = client.budgets(
-                checkpoint=name,
-                family=family,
-                family_row=row,
-                tower=tower,
-                d_model=counts["d_model"],
-                d_ff=counts["d_ff"],
-                kind=kind,
-                batch=counts["batch"] or 1,
-                tokens=counts["tokens"] or 1,
-                layers=layers,
-                dtype=dtype,
-                multiple_of=multiple_of,
-            )
+            answer = ask(client, name)
     if answer_format == "json":
         sys.stdout.write(answer.model_dump_json(indent=2) + "\n")
     else:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +14,6 @@ import typer
 from glassblock.errors import (
     HINT_AS_JOB,
     AccessRefused,
-    GlassblockError,
     InvalidValue,
     ServiceUnavailable,
     TooLarge,
@@ -24,7 +22,7 @@ from glassblock.errors import (
 
 from glassblock_client.backend import httpx
 from glassblock_client.cli.app import INTERRUPTED, TERMINATED, Terminated
-from glassblock_client.cli.options import COMMANDS_FOR
+from glassblock_client.cli.options import URL_ASKED
 from glassblock_client.cli.screen import working
 from glassblock_client.cli.streams import tell
 from glassblock_client.client import Client
@@ -41,9 +39,6 @@ REMOTE_SECONDS = 300.0
 UNSPEAKABLE = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 """What no service takes in a checkpoint's name."""
 
-LISTED_THERE = ("GET /v1/checkpoints", "GET /v1/audits")
-"""Lists that each service has of its own."""
-
 Connect = Callable[..., AbstractContextManager[httpx.BaseTransport]]
 """`connect(*, roots, device)`: a service in this process. Tests hand another to the command line as its `obj`."""
 
@@ -55,10 +50,18 @@ CheckpointArgument = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _remembered(context: typer.Context, url: str | None) -> str | None:
+    context.meta[URL_ASKED] = url
+    return url
+
+
 UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
+        callback=_remembered,
         envvar="GLASSBLOCK_URL",
         metavar="URL",
         help="Ask the service there, with the key in GLASSBLOCK_KEY; without, one starts in this process.",
@@ -109,11 +112,7 @@ def connected(
             raise InvalidValue("--device has no effect with --url: that service has its own", field="device")
         key = os.environ.get("GLASSBLOCK_KEY")
         with Client(url, api_key=key, timeout=REMOTE_SECONDS if timeout is None else timeout) as client:
-            try:
-                yield client
-            except GlassblockError as error:
-                error.hint = None if error.hint is None else _asking_there(error.hint, url)
-                raise
+            yield client
         return
     if timeout is not None:
         raise InvalidValue("--timeout has no effect without --url", field="timeout")
@@ -129,14 +128,6 @@ def connected(
         except KeyboardInterrupt as stop:
             end(stop)
             raise
-
-
-def _asking_there(hint: str, url: str) -> str:
-    """A hint whose commands ask the same service. A password in its URL is not repeated."""
-    at = f" --url {shlex.quote(url)}" if "@" not in url else " --url URL"
-    for path in LISTED_THERE:
-        hint = hint.replace(path, f"{COMMANDS_FOR[path][:-1]}{at}`")
-    return hint
 
 
 def as_job_where_long(
@@ -159,8 +150,6 @@ def _prompt_end() -> Generator[Callable[[KeyboardInterrupt], None]]:
     interrupted. So whatever has not ended in time ends with the process, which has no answer to give.
     """
     with ExitStack() as ended:
-        if threading.current_thread() is threading.main_thread():  # no other may say what a signal does
-            ended.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
 
         def end(stop: KeyboardInterrupt) -> None:
             # Another signal would break off the unwinding, and the process would wait for its threads after all.
@@ -172,10 +161,6 @@ def _prompt_end() -> Generator[Callable[[KeyboardInterrupt], None]]:
             ended.callback(watch.cancel)
 
         yield end
-
-
-def _terminate(_number: int, _frame: object) -> None:
-    raise Terminated
 
 
 def _leave(stop: KeyboardInterrupt) -> None:
@@ -198,7 +183,7 @@ def connected_to(
     """
     if url:
         with connected(context, url=url, timeout=timeout, device=device) as client:
-            yield client, path.rstrip("/") or path
+            yield client, name_there(path)
         return
     root, name = root_and_name(path)
     with connected(context, [root], url=None, timeout=timeout, device=device) as client:
@@ -222,7 +207,7 @@ def connected_to_all(
     """
     if url:
         with connected_to(context, path, url=url, timeout=timeout, device=device) as (client, name):
-            yield client, name, [_there(other) for _, other in others]
+            yield client, name, [None if other is None else name_there(other) for _, other in others]
         return
     given = [(option, other) for option, other in others if other is not None]
     roots, (name, *names) = roots_of_all(path, given)
@@ -231,8 +216,9 @@ def connected_to_all(
         yield client, name, [None if other is None else next(named) for _, other in others]
 
 
-def _there(name: str | None) -> str | None:
-    return None if name is None else name.rstrip("/") or name
+def name_there(path: str) -> str:
+    """The name at a service: a slash at the end is the shell's."""
+    return path.rstrip("/") or path
 
 
 def roots_of_all(path: str, others: Sequence[tuple[str, str]]) -> tuple[list[Path], tuple[str, ...]]:
@@ -286,6 +272,11 @@ def root_and_name(path: str, *, option: str = "") -> tuple[Path, str]:
     return real.parent, real.name
 
 
+def with_extra(name: str) -> str:
+    """The commands that install an extra beside this client, and out of a clone."""
+    return f"pip install 'glassblock[{name}]' (in a clone pip install '.[{name}]')"
+
+
 def door() -> ModuleType:
     """The service's entry points.
 
@@ -302,6 +293,6 @@ def door() -> ModuleType:
             raise
         raise ServiceUnavailable(
             f"no service can start in this process: {missing} is not installed",
-            hint="pip install 'glassblock[service]', or give --url",
+            hint=f"{with_extra('service')}, or give --url",
         ) from fault
     return service

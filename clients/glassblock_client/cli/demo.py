@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,8 @@ from glassblock_client.progress import progress_bar
 
 EXAMPLE = "tiny-llama"
 RULE = "ffn/gate-up-swapped"
+KEPT = "swapped"
+"""What a copy is called that outlives the demo."""
 REPOSITORY_EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 PlantSwap = Callable[[Path, Path, Iterable[int]], Mapping[str, str]]
@@ -56,7 +59,9 @@ def demo(
     found = healthy.verdict == "pass" and _names_only(swapped, layer)
     sys.stdout.write(
         "The two differ in no shape, type or byte count, and both load everywhere without an error.\n"
-        f"The second computes another function, and the audit names the layer: {layer}.\n"
+        f"The second computes another function, and the audit names the layer: {layer}.\n\n"
+        f"That copy is gone. To have one in {KEPT}:\n"
+        f"  python {_here(folder / 'plant_swap.py')} {_here(folder / EXAMPLE)} {KEPT} --layers {layer}\n"
         if found
         else "This is not what the demo expects: a pass, then one error that names the layer.\n"
     )
@@ -64,7 +69,13 @@ def demo(
 
 
 def _tell(title: str, report: Report) -> None:
-    sys.stdout.write(f"{title}\n\n{REPORTS['text'].render(report, width=columns(), colour=coloured())}\n")
+    sys.stdout.write(f"{title}\n\n{REPORTS['text'].render(report, width=columns(), colour=coloured(), asked=KEPT)}\n")
+
+
+def _here(path: Path) -> str:
+    """A path as the shell reads it, from the current folder where it lies below."""
+    near = os.path.relpath(path)
+    return shlex.quote(str(path) if near.startswith(os.pardir) else near)
 
 
 def _names_only(report: Report, layer: int) -> bool:

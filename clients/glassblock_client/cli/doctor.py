@@ -19,15 +19,16 @@ from glassblock.wire.printable import printable
 from rich.table import Table
 from rich.text import Text
 
-from glassblock_client.cli.connection import TimeoutOption, UrlOption, connected
+from glassblock_client.cli.connection import TimeoutOption, UrlOption, connected, with_extra
 from glassblock_client.cli.screen import show, working
 from glassblock_client.client import Client
 
-CLIENT_PACKAGES = ("httpx", "numpy", "pydantic", "rich", "typer")
+CLIENT_PACKAGES = ("anyio", "httpx", "numpy", "pydantic", "rich", "typer")
 SERVICE_PACKAGES = (
-    "torch", "safetensors", "fastapi", "uvicorn", "pydantic-settings", "jaxtyping", "anyio",
-    "sqlalchemy", "alembic", "sse-starlette", "prometheus-client", "structlog", "limits",
+    "torch", "safetensors", "tokenizers", "fastapi", "starlette", "uvicorn", "pydantic-settings", "jaxtyping",
+    "sqlalchemy", "alembic", "sse-starlette", "prometheus-client", "structlog", "limits", "xxhash",
 )  # fmt: skip
+"""What pyproject.toml asks for, the most telling first."""
 TORCH_SECONDS = 120
 DRIVER_SECONDS = 20
 SUFFIX = ".safetensors"
@@ -72,12 +73,12 @@ def _here() -> Iterator[Check]:
     yield Check("glassblock", glassblock.__version__)
     yield Check("python", f"{platform.python_version()}, {sys.executable}")
     yield Check("platform", f"{platform.platform()}, {os.cpu_count()} CPUs")
-    yield _packages("client packages", CLIENT_PACKAGES, advice="pip install glassblock")
+    yield _packages("client packages", CLIENT_PACKAGES, advice="pip install glassblock (in a clone pip install .)")
 
 
 def _service_packages() -> Iterator[Check]:
     """torch is looked at by another process: the client never loads it, and a broken build may crash."""
-    packages = _packages("service packages", SERVICE_PACKAGES, advice="pip install 'glassblock[service]', or use --url")
+    packages = _packages("service packages", SERVICE_PACKAGES, advice=f"{with_extra('service')}, or use --url")
     yield packages
     if not packages.good:
         return

@@ -23,6 +23,7 @@ from glassblock_client.cli.connection import (
     as_job_where_long,
     connected,
     door,
+    name_there,
     root_and_name,
     roots_of_all,
 )
@@ -115,7 +116,7 @@ def fix(
                 answer = as_job_where_long(
                     client,
                     lambda asked: asked.repair(
-                        path.rstrip("/") or path,
+                        name_there(path),
                         output=name,
                         dry_run=dry_run,
                         rules=chosen,

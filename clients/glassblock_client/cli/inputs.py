@@ -9,10 +9,11 @@ import numpy as np
 import typer
 from glassblock.errors import InvalidValue
 from glassblock.wire.framing import read_tensors
+from glassblock.wire.printable import printable
 from glassblock.wire.values import Sample
 
 from glassblock_client.cli.files import read_x
-from glassblock_client.cli.screen import remark
+from glassblock_client.cli.streams import tell
 from glassblock_client.exchange import compose
 from glassblock_client.tensors import Array, array_from_wire
 
@@ -112,7 +113,7 @@ def _words(given: str) -> str:
     try:
         if not file.is_file():
             if _LIKE_A_FILE.fullmatch(given):
-                remark(f"--text: there is no file {given}; its name is taken as the text")
+                tell(printable(f"--text: there is no file {given}; its name is taken as the text"))
             return given
         if file.stat().st_size > MAX_FILE_BYTES:
             raise InvalidValue(f"--text: {file} is larger than {MAX_FILE_BYTES:,} bytes", field="text")

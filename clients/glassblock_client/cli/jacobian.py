@@ -23,7 +23,7 @@ from glassblock_client.cli.connection import CheckpointArgument, DeviceOption, T
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, TowerOption, read_family_row
 from glassblock_client.cli.files import require_writable, write_whole
 from glassblock_client.cli.inputs import SampleOption, SeedOption, TextOption, TokensOption, chosen_text
-from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_matplotlib
+from glassblock_client.cli.jacobian_plot import SUFFIXES, picture, require_drawable, require_matplotlib
 from glassblock_client.cli.jacobian_tables import layer_table, proof, token_table
 from glassblock_client.cli.layer_inputs import LayerInputs, read_layer_inputs
 from glassblock_client.cli.lists import expert_of, numbers_of, words_of
@@ -34,6 +34,8 @@ from glassblock_client.client import Client
 from glassblock_client.exchange import compose
 from glassblock_client.jobs import OnProgress
 from glassblock_client.progress import progress_bar
+
+SAME_X = "x: every layer was given the same"
 
 
 def jacobian(
@@ -129,6 +131,8 @@ def jacobian(
         raise InvalidValue("--states has no effect without a text", field="states", hint="give --text or --tokens")
     drawn = None if sample is None else compose(Sample, rows=sample, seed=seed or 0)
     wanted = CHEAP_NORMS if norms is None else cast("tuple[JacobianNorm, ...]", words_of(norms, "--norms"))
+    if plot is not None:
+        require_drawable(part, wanted, depth=depth)
     places = None if placement is None else _placements(placement)
     network = expert_of(expert)
     with (
@@ -167,14 +171,14 @@ def jacobian(
 
         answers = _asked(ask, chosen, advance, depth=depth, as_job=client.as_job(advance))
     answer = _together(answers, given)
-    if plot is not None:
-        write_whole(plot, [picture(answer, plot.suffix)])
-        tell(f"the picture is in {plot}")
     if answer_format == "json":
         sys.stdout.write(answer.model_dump_json(indent=2) + "\n")
     else:
         one = len(answer.layers) == 1 and bool(answer.layers[0].tokens)
         show([proof(answer), token_table(answer) if one else layer_table(answer)])
+    if plot is not None:  # last: what was long in coming is not lost with a picture that cannot be made
+        write_whole(plot, [picture(answer, plot.suffix)])
+        tell(f"the picture is in {plot}")
 
 
 def _asked(
@@ -207,8 +211,9 @@ def _together(answers: Sequence[JacobiansAnswer], given: LayerInputs | None) -> 
     notes = dict.fromkeys(note for answer in answers for note in answer.notes)
     layers = tuple(layer for answer in answers for layer in answer.layers)
     own = first.states == "reached" or (given is not None and given.per_layer)
-    if not own and len(answers) > 1 and len({layer.layer for layer in layers}) > 1:  # of one, the service says it
-        notes |= {"x: every layer was given the same rows; only the first is entered by them in the model": None}
+    said = any(note.startswith(SAME_X) for note in notes)  # of several layers at once, the service says it
+    if not own and not said and len(answers) > 1 and len({layer.layer for layer in layers}) > 1:
+        notes |= {f"{SAME_X} rows; only the first is entered by them in the model": None}
     ids = first.token_ids if given is None else given.token_ids
     every = (layer for layer in layers if layer.tokens and layer.rows is None)
     if ids is not None and any(len(layer.tokens) != len(ids) for layer in every):

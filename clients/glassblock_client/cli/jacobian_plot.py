@@ -15,14 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from glassblock.errors import InvalidValue, ServiceUnavailable
 from glassblock.reports.page import page
-from glassblock.wire.jacobians import Depth, JacobiansAnswer, LayerJacobians
+from glassblock.wire.jacobians import Depth, JacobianNorm, JacobianPart, JacobiansAnswer, LayerJacobians
 from numpy.typing import NDArray
 
+from glassblock_client.cli.connection import with_extra
 from glassblock_client.cli.jacobian_tables import COLUMNS, Read, layer_table, proof
 
 SUFFIXES = (".png", ".svg", ".html")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 """Okabe and Ito's, which the colour-blind tell apart."""
+COUPLED_PARTS = ("attention", "mixture", "layer")
+"""Their norms are of all tokens together."""
 MARKERS = ("^", "s", "D", "v")
 INK = "#333333"
 ROOM = 0.8
@@ -61,9 +64,25 @@ def require_matplotlib(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise InvalidValue(f"--plot: {path} is none of these kinds of picture", field="--plot", known=SUFFIXES)
     if importlib.util.find_spec("matplotlib") is None:
-        raise ServiceUnavailable(
-            "no picture can be drawn: matplotlib is not installed", hint="pip install 'glassblock[plot]'"
-        )
+        raise ServiceUnavailable("no picture can be drawn: matplotlib is not installed", hint=with_extra("plot"))
+
+
+def require_drawable(part: JacobianPart, norms: Sequence[JacobianNorm], *, depth: bool) -> None:
+    """Refuse before the work what has no norms of single tokens to draw.
+
+    Raises:
+        InvalidValue: the part couples tokens, or neither norm that is drawn is wanted.
+    """
+    if not depth and (part in COUPLED_PARTS or not {"frobenius", "spectral"} & {*norms}):
+        raise _nothing_to_draw()
+
+
+def _nothing_to_draw() -> InvalidValue:
+    return InvalidValue(
+        "nothing can be drawn: neither a Frobenius nor a spectral norm of single tokens was asked for",
+        field="--plot",
+        hint="ask for one of them, of a part that does not couple tokens",
+    )
 
 
 def picture(answer: JacobiansAnswer, suffix: str) -> bytes:
@@ -88,11 +107,7 @@ def figure_of(answer: JacobiansAnswer) -> Any:
     answer = _pooled(answer)
     panels = [panel for panel in PANELS if any(_values(layer, panel.read) is not None for layer in answer.layers)]
     if not panels and answer.depth is None:
-        raise InvalidValue(
-            "nothing can be drawn: neither a Frobenius nor a spectral norm of single tokens was asked for",
-            field="--plot",
-            hint="ask for one of them",
-        )
+        raise _nothing_to_draw()
     rows = len(panels) + (answer.depth is not None)
     layers = sorted({layer.layer for layer in answer.layers})
     width = min(12.0, max(5.0, 2.2 + 0.26 * len(layers)))

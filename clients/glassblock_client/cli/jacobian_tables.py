@@ -69,6 +69,8 @@ def proof(answer: JacobiansAnswer) -> Table:
     """How the numbers were had, for all layers together."""
     layers = answer.layers
     rows = [("part", f"{answer.part}, {_size(answer)}")]
+    if answer.verified is not None:  # by a service that says it
+        rows.append(("family", f"{answer.family} (verified: {answer.verified})"))
     if answer.states == "reached" and answer.token_ids is not None:
         rows.append(("x", f"what a text of {len(answer.token_ids):,} tokens is at each layer"))
     if any(layer.tokens for layer in layers):

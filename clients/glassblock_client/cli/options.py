@@ -1,6 +1,7 @@
 """What a service says of paths and fields, in the words of a command line: commands and options."""
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from glassblock.errors import HINT_AS_JOB, GlassblockError
@@ -25,6 +26,12 @@ FIELDS: Mapping[str, str] = {
 _BOTH = "family_row, --family-file"
 """Where a hint names field and option."""
 
+URL_ASKED = "glassblock.url"
+"""Of a context's `meta`: the service that a command asks."""
+
+_LISTING = re.compile(r"`glassblock (rules|families|checkpoints|audits)`")
+"""Commands whose answer each service has of its own."""
+
 _QUOTED = re.compile(r"`([a-z_]+)`")
 _JOINED = re.compile(r"(?<![\w./`-])[a-z]+(?:_[a-z]+)+(?![\w./`-])")
 
@@ -39,6 +46,12 @@ def in_words_of_options(error: GlassblockError, options: Mapping[str, str], comm
     """
     error.message = _translated(_led_by_option(error, options), options, command)
     error.hint = None if error.hint is None else _translated(error.hint, options, command)
+
+
+def asking_at(url: str | None, text: str) -> str:
+    """`text` with its commands asking the service at `url`. A password in there is not repeated."""
+    at = "" if not url else " --url URL" if "@" in url else f" --url {shlex.quote(url)}"
+    return _LISTING.sub(lambda found: f"`glassblock {found[1]}{at}`", text)
 
 
 def _led_by_option(error: GlassblockError, options: Mapping[str, str]) -> str:

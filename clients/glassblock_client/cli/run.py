@@ -115,6 +115,7 @@ def run(
     stages = None if capture is None else tuple(stage.strip() for stage in capture.split(",") if stage.strip())
     if stages is not None and not stages:
         raise InvalidValue("--capture names no stage", field="capture", known=get_args(RunStage))
+    network = expert_of(expert)
     given = chosen_input(input_file, sample, seed, token_ids=token_ids, text=text, tokens=tokens)
     row = read_family_row(family, family_file)
     overrides = compose(
@@ -140,7 +141,7 @@ def run(
                 name,
                 layer,
                 part=part,
-                expert=expert_of(expert),
+                expert=network,
                 capture=cast("tuple[RunStage, ...] | None", stages),
                 overrides=overrides,
                 family=family,

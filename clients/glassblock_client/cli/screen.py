@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from glassblock.reports.page import page
 from glassblock.wire.printable import printable
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 WIDEST = 120
 """Longer lines are hard to read, also where a terminal has room for them."""
@@ -29,16 +30,11 @@ def show(parts: Iterable[RenderableType]) -> None:
     sys.stdout.write(page(parts, width=columns(), colour=coloured()))
 
 
-def remark(line: str) -> None:
-    """A line on stderr, beside the answer."""
-    sys.stderr.write(printable(line) + "\n")
-
-
 @contextmanager
 def working(what: str) -> Generator[None]:
     """A spinner on stderr while something takes its time; nothing where nobody looks."""
     if not sys.stderr.isatty():
         yield
         return
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(Text(printable(what))):  # as text alone rich would read a name as markup
         yield

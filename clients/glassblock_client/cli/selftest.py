@@ -12,6 +12,7 @@ from glassblock.wire.printable import printable
 from glassblock.wire.selftests import Outcome, PlantedMistake, SelftestAnswer, SelftestRequest
 from rich import box
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ from glassblock_client.cli.connection import (
     as_job_where_long,
     connected,
     door,
+    name_there,
     root_and_name,
 )
 from glassblock_client.cli.family import FamilyFileOption, FamilyOption, read_family_row
@@ -78,7 +80,7 @@ def selftest(
 
         if url:
             with connected(context, url=url, timeout=timeout, device=device) as client:
-                name = path.rstrip("/") or path
+                name = name_there(path)
                 answer = as_job_where_long(
                     client,
                     lambda asked: asked.selftest(name, rules=chosen, layers=numbers, family=family, family_row=row),
@@ -116,12 +118,23 @@ def _told(answer: SelftestAnswer) -> Iterator[RenderableType]:
         outcome = Text(told.outcome, COLOURS[told.outcome])
         table.add_row(printable(told.description), outcome, _sensitivity(told), printable(", ".join(told.fired)))
     yield table
-    reasons = [Text(printable(f"{told.mistake}: {told.reason}"), "dim") for told in answer.mistakes if told.reason]
-    yield from [Text(), *reasons] if reasons else []
+    for reason, of in _reasons(answer).items():
+        yield Text()
+        yield from (Text(printable(description)) for description in of)
+        yield Padding(Text(printable(reason), "dim"), (0, 0, 0, 2))
     tried = [told for told in answer.mistakes if told.outcome != "not-applicable"]
     found = sum(told.outcome == "found" for told in tried)
     yield Text()
     yield Text(f"{found} of {len(tried)} planted mistakes found, by the rule and in the layers meant", "bold")
+
+
+def _reasons(answer: SelftestAnswer) -> dict[str, list[str]]:
+    """Why mistakes were not found, each with the mistakes it is told of."""
+    reasons: dict[str, list[str]] = {}
+    for told in answer.mistakes:
+        if told.reason:
+            reasons.setdefault(told.reason, []).append(told.description)
+    return reasons
 
 
 def _sensitivity(told: PlantedMistake) -> str:

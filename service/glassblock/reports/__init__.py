@@ -35,6 +35,7 @@ class ReportFormat:
         colour: bool = False,
         asked: str | None = None,
         rules: RuleList | None = None,
+        place: str | None = None,
     ) -> str:
         """Report in, text out, with a newline at its end. The arguments are those of `Shown`.
 
@@ -44,8 +45,9 @@ class ReportFormat:
             colour: whether a terminal's escape sequences may be used.
             asked: the arguments that `glassblock fix` needs to repair what was found.
             rules: of the service, for a format whose row `explains` them.
+            place: where the checkpoint lies below the folder that its reader has open.
         """
-        return self.written(report, Shown(width, colour, asked, rules))
+        return self.written(report, Shown(width, colour, asked, rules, place))
 
 
 REPORTS: Mapping[str, ReportFormat] = {

@@ -123,11 +123,12 @@ def _place(known: KnownFinding) -> tuple[str, int, int, tuple[str, ...], str, in
 
 
 def _looked_for(report: Report) -> Callable[[KnownFinding], bool]:
-    """Whether the rule of a known finding decided something this time, and did not leave its layer open."""
+    """Whether the rule of a known finding decided something this time, and left neither its layer open nor a part
+    that it does not name by layers: another engine's config that was not given, a file that was not read."""
     checked = {row.rule for row in report.coverage if row.checked or not (row.skipped or row.undecidable)}
     left_open = {(row.rule, entry.layer) for row in report.coverage for entry in (*row.undecidable, *row.skipped)}
 
     def looked_for(known: KnownFinding) -> bool:
-        return known.rule in checked and (known.layer is None or (known.rule, known.layer) not in left_open)
+        return known.rule in checked and not left_open & {(known.rule, None), (known.rule, known.layer)}
 
     return looked_for

@@ -41,7 +41,7 @@ OPEN_UP_TO = 3
 LISTED_UP_TO = 6
 """Findings of one rule before the others are folded away."""
 FINDINGS_UP_TO = 200
-"""Findings of one rule on the page; a browser is slow with more, and nobody reads them."""
+"""Findings of one rule, hypotheses, rows of a profile; a browser is slow with more, and nobody reads them."""
 TENSORS_UP_TO = 50
 NAME_CHARACTERS = 256
 MESSAGE_CHARACTERS = 1200
@@ -118,8 +118,7 @@ def _group(group: Sequence[Finding]) -> str:
         _item(finding, opened=len(group) <= OPEN_UP_TO, with_fix=len(fixes) > 1) for finding in group[:FINDINGS_UP_TO]
     ]
     listed, folded = items[:LISTED_UP_TO], items[LISTED_UP_TO:]
-    rest = len(group) - FINDINGS_UP_TO
-    left_out = f'<p class="soft">and {rest:,} more; the JSON report lists all</p>' if rest > 0 else ""
+    left_out = _left_out(len(group) - FINDINGS_UP_TO, "p")
     more = _folded(f"{len(folded)} more", "".join(folded) + left_out) if folded else ""
     shared = f'<p class="fix"><b>Fix</b> {_text(fixes[0])}</p>' if len(fixes) == 1 else ""
     return (
@@ -157,9 +156,7 @@ def _where(finding: Finding) -> Iterator[str]:
         f'<li>{_code(name)} <span class="soft">{"; ".join(places.get(name, []))}</span></li>'
         for name in finding.tensors[:TENSORS_UP_TO]
     ]
-    rest = len(finding.tensors) - TENSORS_UP_TO
-    items += [f"<li>and {rest:,} more; the JSON report lists all</li>"] if rest > 0 else []
-    yield f'<ul class="tensors">{"".join(items)}</ul>'
+    yield f'<ul class="tensors">{"".join(items)}{_left_out(len(finding.tensors) - TENSORS_UP_TO)}</ul>'
 
 
 def _comparison(report: Report) -> Iterator[str]:
@@ -195,7 +192,8 @@ def _profile(reference: ReferenceSummary) -> str:
         '<div class="scroll"><table><thead><tr><th scope="col">layer</th><th scope="col">least cosine</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
-    return _folded("Cosines by layer", table) if rows else ""
+    left_out = _left_out(len(reference.profile) - FINDINGS_UP_TO, "p")
+    return _folded("Cosines by layer", table + left_out) if rows else ""
 
 
 def _behaviour(report: Report) -> Iterator[str]:
@@ -209,7 +207,8 @@ def _behaviour(report: Report) -> Iterator[str]:
     )
     table = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div>'
     lines = [*not_asked(behaviour), *behaviour.notes]
-    notes = "".join(f"<li>{_text(shortened(line, MESSAGE_CHARACTERS))}</li>" for line in lines)
+    notes = _left_out(len(behaviour.hypotheses) - FINDINGS_UP_TO)
+    notes += "".join(f"<li>{_text(shortened(line, MESSAGE_CHARACTERS))}</li>" for line in lines)
     yield (
         f"<section><h2>Behaviour</h2>\n<p>{_text(shortened(behaviour_title(behaviour), MESSAGE_CHARACTERS))}</p>"
         f"{table if rows else ''}{f'<ul>{notes}</ul>' if notes else ''}</section>\n"
@@ -218,8 +217,7 @@ def _behaviour(report: Report) -> Iterator[str]:
 
 def _remembered(told: Sequence[KnownFinding]) -> Iterator[str]:
     yield from (f"<li>{_code(remembered(known))}</li>" for known in told[:FINDINGS_UP_TO])
-    if len(told) > FINDINGS_UP_TO:
-        yield f"<li>and {len(told) - FINDINGS_UP_TO:,} more; the JSON report lists all</li>"
+    yield _left_out(len(told) - FINDINGS_UP_TO)
 
 
 def _charts(report: Report) -> Iterator[str]:
@@ -267,9 +265,11 @@ def _questions(questions: Mapping[Question, list[str]]) -> str:
         f'<li>{_text(question_sentence(question))}<br><span class="soft">{_text(", ".join(rules))}</span></li>'
         for question, rules in list(questions.items())[:QUESTIONS_UP_TO]
     ]
-    rest = len(questions) - QUESTIONS_UP_TO
-    items += [f"<li>and {rest:,} more; the JSON report lists all</li>"] if rest > 0 else []
-    return f"<ul>{''.join(items)}</ul>"
+    return f"<ul>{''.join(items)}{_left_out(len(questions) - QUESTIONS_UP_TO)}</ul>"
+
+
+def _left_out(count: int, element: str = "li") -> str:
+    return f"<{element}>and {count:,} more; the JSON report lists all</{element}>" if count > 0 else ""
 
 
 def _folded(summary: str, body: str, *, opened: bool = False) -> str:

@@ -27,6 +27,7 @@ def render_sarif(report: Report, shown: Shown = PLAIN) -> str:
     """One run with a result for each finding."""
     explained = {} if shown.rules is None else {row.name: row for row in shown.rules.rules}
     names = list(dict.fromkeys([row.rule for row in report.coverage] + [found.rule for found in report.findings]))
+    place = report.checkpoint.path if shown.place is None else shown.place
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -43,7 +44,7 @@ def render_sarif(report: Report, shown: Shown = PLAIN) -> str:
                 "invocations": [
                     {"executionSuccessful": True, "toolExecutionNotifications": list(_notifications(report))}
                 ],
-                "results": [_result(report, finding, names.index(finding.rule)) for finding in report.findings],
+                "results": [_result(report, finding, names.index(finding.rule), place) for finding in report.findings],
                 "properties": _properties(report),
             }
         ],
@@ -96,8 +97,8 @@ def _properties(report: Report) -> dict[str, Any]:
     return told
 
 
-def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, Any]:
-    places = [*_tensor_places(report, finding)] or [_file_place(report, finding)]
+def _result(report: Report, finding: Finding, rule_index: int, checkpoint: str) -> dict[str, Any]:
+    places = [*_tensor_places(checkpoint, finding)] or [_file_place(checkpoint, finding)]
     told = located_message(finding)
     fix = "" if finding.fix is None else f" Fix: {printable(finding.fix.description)}"
     stable = fingerprint(finding)
@@ -139,21 +140,21 @@ def _message(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}").replace("](", "] (")
 
 
-def _tensor_places(report: Report, finding: Finding) -> Iterator[dict[str, Any]]:
+def _tensor_places(checkpoint: str, finding: Finding) -> Iterator[dict[str, Any]]:
     for place in finding.locations[:PLACES_UP_TO]:
         name = printable(place.tensor[:TENSOR_CHARACTERS])
         yield {
             "physicalLocation": {
-                "artifactLocation": {"uri": _uri(report, place.file)},
+                "artifactLocation": {"uri": _uri(checkpoint, place.file)},
                 "region": {"byteOffset": place.byte_offset, "byteLength": place.byte_length},
             },
             "logicalLocations": [{"fullyQualifiedName": name, "kind": "tensor"}],
         }
 
 
-def _file_place(report: Report, finding: Finding) -> dict[str, Any]:
+def _file_place(checkpoint: str, finding: Finding) -> dict[str, Any]:
     """The file where one is named, with the byte if there is one; else the checkpoint itself."""
-    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(report, finding.file)}}
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(checkpoint, finding.file)}}
     if finding.byte is not None and finding.byte >= 0:
         physical["region"] = {"byteOffset": finding.byte, "byteLength": 0}
     place: dict[str, Any] = {"physicalLocation": physical}
@@ -162,10 +163,9 @@ def _file_place(report: Report, finding: Finding) -> dict[str, Any]:
     return place | ({"logicalLocations": logical} if logical else {})
 
 
-def _uri(report: Report, file: str | None) -> str:
-    """Relative to where the checkpoint lies: a reference that every part of which is quoted, so none can lead away."""
-    path = report.checkpoint.path
-    parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
+def _uri(checkpoint: str, file: str | None) -> str:
+    """A relative reference of which every part is quoted, so that none can lead away."""
+    parts = [part for part in checkpoint.split("/") if part not in {"", ".", ".."}]
     if file is not None and (not parts or parts[-1] != file):
         parts += [part for part in file.split("/") if part not in {"", ".", ".."}]
     return "/".join(quote(part, safe="", errors="replace") for part in parts) or "checkpoint"

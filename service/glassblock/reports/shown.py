@@ -15,12 +15,15 @@ class Shown:
         asked: the arguments that `glassblock fix` needs to repair what was found, as a shell reads them; the
             checkpoint as the report names it when left out.
         rules: of the service, for a format whose row `explains` them.
+        place: where the checkpoint lies below the folder that its reader has open, for formats that name files; the
+            checkpoint as the report names it when left out.
     """
 
     width: int = 80
     colour: bool = False
     asked: str | None = None
     rules: RuleList | None = None
+    place: str | None = None
 
 
 PLAIN = Shown()

@@ -1,6 +1,6 @@
 """The report as a person reads it: verdict first, then what is wrong, then the layers, then what was checked."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -31,7 +31,7 @@ from glassblock.reports.wording import (
 from glassblock.wire.audits import Comparison, Coverage, Finding, KnownFinding, Level, Report
 from glassblock.wire.printable import printable
 
-LEVELS: Mapping[Level, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+LEVEL_STYLES: Mapping[Level, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 BADGES = {"pass": "bold white on green", "fail": "bold white on red", "inconclusive": "bold black on yellow"}
 FULL_UP_TO = 3
 """Findings of one rule told in full; more of them get a line each."""
@@ -88,7 +88,7 @@ def _finding_group(group: list[Finding]) -> Group:
     first, layers = group[0], layers_of(group)
     heading = Text.assemble(
         ("KNOWN " if first.known else "", "dim"),
-        (first.level.upper(), "dim" if first.known else LEVELS[first.level]),
+        (first.level.upper(), "dim" if first.known else LEVEL_STYLES[first.level]),
         "  ",
         (printable(first.rule), "bold"),
         f"  {layers}" if layers else "",
@@ -101,30 +101,30 @@ def _finding_group(group: list[Finding]) -> Group:
     if len(group) > LISTED_UP_TO:
         parts.append(Text(f"  and {len(group) - LISTED_UP_TO} more; the JSON report lists all", "dim"))
     fixes = dict.fromkeys(finding.fix.description for finding in group if finding.fix)
-    parts += [_labelled([("fix", fix, "green")]) for fix in fixes if len(fixes) == 1]
+    parts += [_labelled([("fix", [fix], "green")]) for fix in fixes if len(fixes) == 1]
     return Group(*parts)
 
 
 def _full(finding: Finding) -> RenderableType:
-    rows = [("evidence", evidence_line(finding.evidence), "")]
+    rows = [("evidence", [evidence_line(finding.evidence)], "")]
     if finding.file is not None:
-        rows.append(("file", finding.file + (f", byte {finding.byte:,}" if finding.byte is not None else ""), ""))
+        rows.append(("file", [finding.file + (f", byte {finding.byte:,}" if finding.byte is not None else "")], ""))
     if finding.fix is not None:
-        rows.append(("fix", finding.fix.description, "green"))
+        rows.append(("fix", [finding.fix.description], "green"))
     left = len(finding.tensors) - TENSORS_UP_TO
     names = [*finding.tensors[:TENSORS_UP_TO], *([f"and {left:,} more; the JSON report lists all"] if left > 0 else [])]
-    rows.append(("tensor" if len(finding.tensors) == 1 else "tensors", "\n".join(names), ""))
+    rows.append(("tensor" if len(finding.tensors) == 1 else "tensors", names, ""))
     return Group(Padding(Text(located_message(finding)), (0, 0, 0, 2)), _labelled(rows))
 
 
-def _labelled(rows: Iterable[tuple[str, str, str]]) -> RenderableType:
+def _labelled(rows: Iterable[tuple[str, Sequence[str], str]]) -> RenderableType:
+    """Label, lines and style of each row; one that has nothing to say is left out."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", width=8)
     grid.add_column(overflow="fold")
-    for label, value, style in rows:
-        if value:
-            lines = "\n".join(printable(line) for line in value.split("\n"))
-            grid.add_row(label, Text(lines, style))
+    for label, lines, style in rows:
+        if any(lines):
+            grid.add_row(label, Text("\n".join(map(printable, lines)), style))
     return Padding(grid, (0, 0, 0, 2))
 
 

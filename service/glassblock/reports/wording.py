@@ -50,7 +50,7 @@ def facts_of(report: Report) -> str:
     facts = (
         "family unknown" if checkpoint.family is None else printable(checkpoint.family + verified),
         None if checkpoint.layers is None else _layers_there(checkpoint.layers, checkpoint.declared_layers),
-        f"{checkpoint.tensors:,} tensors",
+        f"{checkpoint.tensors:,} tensor{'s' * (checkpoint.tensors != 1)}",
         byte_count(checkpoint.bytes),
     )
     return " · ".join(fact for fact in facts if fact is not None)
@@ -58,7 +58,7 @@ def facts_of(report: Report) -> str:
 
 def _layers_there(there: int, declared: int | None) -> str:
     few = declared is not None and there < declared
-    return f"{there:,} of {declared:,} layers" if few else f"{there:,} layers"
+    return f"{there:,} of {declared:,} layers" if few else f"{there:,} layer{'s' * (there != 1)}"
 
 
 def verdict_sentence(report: Report) -> str:
@@ -301,7 +301,7 @@ def byte_count(count: int) -> str:
     """Bytes in the unit that leaves one to three digits before the point."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        if size < 999.5:  # what three digits round to 1000 belongs to the next unit
+            return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.0f} PB"

@@ -273,6 +273,9 @@ class JacobiansAnswer(Answer):
     checkpoint: str
     part: JacobianPart
     family: str
+    verified: Annotated[
+        str | None, Field(description="how far the family's row was checked against the real model")
+    ] = None
     device: str
     width: Annotated[int, Field(description="d_model: J is width x width for each token")]
     norms: tuple[JacobianNorm, ...]

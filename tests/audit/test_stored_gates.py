@@ -184,10 +184,11 @@ DAMAGE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "a column less": lambda part: part[:, :-1],
     "whole numbers": lambda part: part.to(torch.int32),
 }
+ONE_SCALE = ("FP8 of ModelOpt",)  # for all of a weight
 DAMAGED = [
     *((form, "codes", "a row less") for form in FORMS),
     *((form, "codes", "a column less") for form in FORMS if form != "NF4"),
-    *((form, "scales", "a row less") for form in FORMS),
+    *((form, "scales", "a row less") for form in FORMS if form not in ONE_SCALE),
     *((form, "scales", "a column less") for form in ("FP8 in blocks", "GPTQ", "AWQ", "MXFP4")),
     *((form, "scales", "whole numbers") for form in FORMS),
     *((form, "zeros", kind) for form in ("GPTQ", "AWQ") for kind in ("a row less", "a column less")),

@@ -386,7 +386,7 @@ IN_DOUBT = {"attention": ATTENTION, "all": (*TRANSPOSED["the network"], *ATTENTI
 
 def transposed(directory: Path, parts: tuple[str, ...], *, heads: int = 2) -> Path:
     """A checkpoint of which these weights lie transposed in every layer; queries and the output are square."""
-    healthy_checkpoint("llama", directory, tiny=Tiny(heads=4, kv_heads=heads))
+    healthy_checkpoint("llama", directory, tiny=Tiny(heads=4, kv_heads=heads, head_dim=12))
 
     def turn(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if name.removesuffix(".weight").endswith(parts)]:
@@ -423,7 +423,7 @@ def test_what_square_matrices_leave_open_is_refused_as_a_whole(
 
 
 def test_a_reference_tells_of_the_square_ones_too(tmp_path: Path) -> None:
-    healthy_checkpoint("llama", tmp_path / "original", tiny=Tiny(heads=4, kv_heads=2))
+    healthy_checkpoint("llama", tmp_path / "original", tiny=Tiny(heads=4, kv_heads=2, head_dim=12))
     checkpoint = open_checkpoint(transposed(tmp_path / "broken", ATTENTION))
     question = AuditQuestion(reference=open_checkpoint(tmp_path / "original"))
     patch, refused = repairs(checkpoint, audit_checkpoint(checkpoint, question))

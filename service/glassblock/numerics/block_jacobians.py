@@ -213,7 +213,7 @@ def block_jacobian(
     x, network, wiring = x.detach().to(dtype), network_in(feed_forward, dtype), wiring.to(dtype)
     right = None if wiring.input_norm is None else norm_factors(x, wiring.input_norm)
     read = x if right is None else right.output
-    hidden, slopes = hidden_and_slopes(read, network)
+    hidden, slopes = _hidden_and_slopes(read, network)
     amplification = torch.ones(x.shape[0], dtype=torch.float64, device=x.device)
     if right is not None:
         amplification = right.amplification
@@ -300,7 +300,7 @@ def _norm_of_tokens(factors: NormFactors, chosen: slice | Tensor) -> NormFactors
     )
 
 
-def hidden_and_slopes(n: Float[Tensor, "*batch d"], network: FeedForward) -> tuple[Tensor, Tensor]:
+def _hidden_and_slopes(n: Float[Tensor, "*batch d"], network: FeedForward) -> tuple[Tensor, Tensor]:
     """The hidden units `[*batch, m]` and their derivatives by gate and up, or up alone, `[branches, *batch, m]`."""
     inputs = [functional.linear(n, network.up, network.up_bias)]
     if network.gate is not None:

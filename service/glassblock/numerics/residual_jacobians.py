@@ -18,10 +18,10 @@ Computed in float32 at least; in float64 where any tensor is.
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from glassblock.errors import InvalidValue
 from glassblock.numerics.block import apply_sublayer, check_sublayer, common_dtype, residual_output, residual_stream
-from glassblock.numerics.block_jacobians import hidden_and_slopes, network_in
 from glassblock.numerics.feed_forward import FeedForward
 from glassblock.numerics.norm_jacobians import norm_jacobian
 from glassblock.numerics.wiring import Placement, Wiring
@@ -82,12 +82,12 @@ def feed_forward_jacobian(n: Float[Tensor, "*batch d"], feed_forward: FeedForwar
             hint="Use `residual_jacobian`, which falls back on autograd.",
             field="feed_forward",
         )
-    network = network_in(feed_forward, n.dtype)
-    _, slopes = hidden_and_slopes(n, network)
-    inner = slopes[-1].unsqueeze(-1) * network.up
-    if network.gate is not None:
-        inner = inner + slopes[0].unsqueeze(-1) * network.gate
-    return network.down @ inner
+    up_weight = feed_forward.up.to(n.dtype)
+    by_gate, by_up = _hidden_derivatives(n, feed_forward)
+    inner = by_up.unsqueeze(-1) * up_weight
+    if feed_forward.gate is not None and by_gate is not None:
+        inner = inner + by_gate.unsqueeze(-1) * feed_forward.gate.to(n.dtype)
+    return feed_forward.down.to(n.dtype) @ inner
 
 
 def _by_autograd(x: Tensor, sublayer: Tensor | FeedForward, wiring: Wiring) -> Tensor:
@@ -110,3 +110,26 @@ def _branch_jacobian(x: Tensor, sublayer: Tensor | FeedForward, wiring: Wiring) 
     if wiring.output_norm is not None:
         jacobian = norm_jacobian(apply_sublayer(read, sublayer), wiring.output_norm) @ jacobian
     return jacobian
+
+
+def _hidden_derivatives(n: Tensor, feed_forward: FeedForward) -> tuple[Tensor | None, Tensor]:
+    """Derivatives of each hidden unit by its gate and by its up value, `[*batch, m]` each.
+
+    One weight is cast at a time: stored in 16 bits, a network would else lie there in float32 as a whole.
+    """
+    up = _pre_activation(n, feed_forward.up, feed_forward.up_bias)
+    gate = None if feed_forward.gate is None else _pre_activation(n, feed_forward.gate, feed_forward.gate_bias)
+    # The hidden units are elementwise in gate and up, so the gradient of their sum holds every derivative.
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        up = up.clone().requires_grad_()
+        if gate is None:
+            (by_up,) = torch.autograd.grad(feed_forward.activation(up).sum(), (up,))
+            return None, by_up
+        gate = gate.clone().requires_grad_()
+        _, hidden = feed_forward.gating.combine(gate, up, feed_forward.activation)
+        by_gate, by_up = torch.autograd.grad(hidden.sum(), (gate, up))
+    return by_gate, by_up
+
+
+def _pre_activation(n: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(n, weight.to(n.dtype), None if bias is None else bias.to(n.dtype)).detach()

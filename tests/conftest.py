@@ -14,14 +14,19 @@ TESTS = Path(__file__).resolve().parent
 
 LONG = frozenset(
     {
+        "audit/test_against.py",
         "audit/test_behaviour.py",
         "audit/test_captures.py",
         "audit/test_early_findings.py",
         "audit/test_expert_gates.py",
         "audit/test_gate_screens.py",
         "audit/test_layers_without_a_network.py",
+        "audit/test_merges.py",
+        "audit/test_orientation.py",
         "audit/test_reference.py",
+        "audit/test_rotary_order.py",
         "audit/test_stored_gates.py",
+        "audit/test_trained_kinds.py",
         "audit/test_two_networks_in_a_layer.py",
         "checkpoint/test_biases_and_norms_by_file.py",
         "checkpoint/test_encoders.py",
@@ -53,6 +58,7 @@ LONG = frozenset(
         "service/test_doors.py",
         "service/test_every_job.py",
         "service/test_exit_statuses.py",
+        "service/test_explanations_over_http.py",
         "service/test_jacobian_parts_over_http.py",
         "service/test_jacobians_over_http.py",
         "service/test_jobs_service.py",
@@ -60,6 +66,7 @@ LONG = frozenset(
         "service/test_long_json.py",
         "service/test_path_escapes.py",
         "service/test_plans.py",
+        "service/test_residuals_over_http.py",
         "service/test_serving.py",
     }
 )

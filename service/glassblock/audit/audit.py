@@ -244,7 +244,7 @@ def _left_open(evidence: Evidence, coverage: dict[str, Coverage], merge: MergeSt
     rejected = evidence.rotary.verdict is OrderVerdict.NOT_AS_DECLARED
     return (
         (question.against is not None and not answered(evidence, tuple(coverage)))
-        or (reference is not None and reference.relation in ("other-model", "unanswered"))
+        or (reference is not None and not reference.answers)
         or (merge is not None and not merge.tensors)
         or (question.captures is not None and (captures is None or len(unanswered(captures)) > 0))
         or any(asked.undecidable and not asked.checked for asked in gates)

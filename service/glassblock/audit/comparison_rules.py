@@ -111,7 +111,7 @@ def _offset(evidence: Evidence) -> Iterator[Outcome]:
 
 def _turned(evidence: Evidence) -> Iterator[Outcome]:
     study = evidence.reference
-    if study is not None and study.relation not in ("other-model", "unanswered"):
+    if study is not None and study.answers:
         return  # it decides, whatever the weights suggest
     if evidence.orientation.any:
         yield from orientation_look(evidence)

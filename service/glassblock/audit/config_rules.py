@@ -47,7 +47,7 @@ def _shape(evidence: Evidence) -> Iterator[Outcome]:
         # The same words about tensors of many layers are one mistake.
         alike[fault.message.replace(fault.tensor, "")].append(fault)
     study = evidence.reference
-    told_by = {} if study is None or study.relation in ("other-model", "unanswered") else {"reference": study.name}
+    told_by = {} if study is None or not study.answers else {"reference": study.name}
     for group in alike.values():
         yield _misshapen(group, told_by)
     if not evidence.layers:

@@ -68,7 +68,7 @@ def key_of(evidence: Evidence, role: str) -> str | None:
 def reference_epsilons(evidence: Evidence) -> Iterator[Witness]:
     """What the config of a reference that is the same model states, norm by norm."""
     study, reference = evidence.reference, evidence.question.reference
-    if study is None or reference is None or study.relation in ("other-model", "unanswered"):
+    if study is None or reference is None or not study.answers:
         return
     if reference.family is None or reference.config is None or reference.path == evidence.checkpoint.path:
         return

@@ -49,7 +49,7 @@ def _relaid(evidence: Evidence) -> Iterator[Outcome]:
 def _order_of_biases(evidence: Evidence, *, fused: bool) -> Iterator[Undecidable]:
     """Biases of gate and up may be exchanged where the weights are not, and have no shape or direction that tells."""
     compared = evidence.reference
-    if compared is not None and compared.relation not in ("other-model", "unanswered"):
+    if compared is not None and compared.answers:
         return
     parts = {"fused"} if fused else {"gate", "up"}
     layers = [
@@ -220,7 +220,7 @@ def _mispaired(evidence: Evidence) -> Iterator[Outcome]:
             ),
         )
     reference = evidence.reference
-    if reference is not None and reference.relation not in ("other-model", "unanswered"):
+    if reference is not None and reference.answers:
         yield Checked(study.pairing.compared)  # it decides, whatever the weights show
         return
     for layer, reason in dict.fromkeys(study.pairing.open):

@@ -66,7 +66,7 @@ def reference_look(rule: str) -> Callable[[Evidence], Iterator[Outcome]]:
         study = evidence.reference
         if study is None:
             return
-        if study.relation in ("other-model", "unanswered"):
+        if not study.answers:
             yield Undecidable(
                 reason=f"{study.name}: {study.words}", would_decide="a reference that is the same model, or its source"
             )

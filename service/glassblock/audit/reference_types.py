@@ -112,6 +112,11 @@ class ReferenceStudy:
     profile: tuple[tuple[int, float], ...]
 
     @property
+    def answers(self) -> bool:
+        """Whether it is the same model and could be read, so that what is equal there is right here."""
+        return self.relation not in ("other-model", "unanswered")
+
+    @property
     def form(self) -> tuple[Difference, ...]:
         """Those that cannot change what the model computes, but by rounding."""
         return tuple(difference for difference in self.differences if difference.kind in FORM_KINDS)

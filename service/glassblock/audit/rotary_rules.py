@@ -19,7 +19,7 @@ def _look(evidence: Evidence) -> Iterator[Outcome]:
     if not study.plans:
         return
     reference = evidence.reference
-    compared = reference is not None and reference.relation not in ("other-model", "unanswered")
+    compared = reference is not None and reference.answers
     proved = reference is not None and any(found.kind == "rotary-order" for found in reference.function)
     verdict = study.verdict
     if (verdict is OrderVerdict.UNDECIDABLE and not compared) or (

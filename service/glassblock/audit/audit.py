@@ -9,7 +9,6 @@ import torch
 import glassblock
 from glassblock.audit.against import AGAINST_RULES, answered
 from glassblock.audit.behaviour_findings import behaviour_summary, with_behaviour
-from glassblock.audit.behaviour_hypotheses import LAYOUT_RULES
 from glassblock.audit.behaviour_study import behaviour_study, check_text
 from glassblock.audit.capture_findings import CAPTURE_RULES, capture_summary, unanswered
 from glassblock.audit.capture_study import CaptureStudy, capture_study, recorded_stages
@@ -17,6 +16,7 @@ from glassblock.audit.early_findings import Told
 from glassblock.audit.engine_dialects import dialect_of
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.gate_metrics import layer_metrics
+from glassblock.audit.gate_plans import LAYOUT_RULES
 from glassblock.audit.gather import Progress, gather
 from glassblock.audit.layer_numbers import norm_metrics
 from glassblock.audit.locations import located

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import cast
 
 from glassblock.audit.against import formula_of
-from glassblock.audit.behaviour_hypotheses import LAYOUT_RULES
 from glassblock.audit.behaviour_types import BehaviourStudy, Judged, Kind
 from glassblock.audit.evidence import Evidence
+from glassblock.audit.gate_plans import LAYOUT_RULES
 from glassblock.audit.rule import Rule
 from glassblock.wire.audits import Finding
 from glassblock.wire.behaviour import Behaviour, BehaviourHypothesis, NotAsked

@@ -11,7 +11,7 @@ from glassblock.audit.behaviour_types import Hypothesis, LeftOut, Weights
 from glassblock.audit.evidence import Evidence
 from glassblock.audit.fix import Unrepaired
 from glassblock.audit.fixes import FIXES, joined, repair_of
-from glassblock.audit.gate_plans import GATE_RULE_NAMES
+from glassblock.audit.gate_plans import LAYOUT_RULES
 from glassblock.checkpoint.changes import Add, Cast
 from glassblock.checkpoint.config import as_epsilon, declared_eps, find
 from glassblock.checkpoint.entries import FLOAT_CODES
@@ -32,9 +32,6 @@ EPSILONS = (1e-5, 1e-6)
 
 RIVALS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")
 """Activations that are taken for one another, beside what other sources declare."""
-
-LAYOUT_RULES = GATE_RULE_NAMES - {"ffn/mispaired-neurons"}
-"""The rules that tell which rows of a layer are gate and which are up."""
 
 Offered = Iterator[Hypothesis | LeftOut]
 Change = Callable[[NormRow | FeedForwardRow], NormRow | FeedForwardRow]

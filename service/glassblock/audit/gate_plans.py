@@ -15,7 +15,10 @@ from glassblock.errors import DamagedCheckpoint, InvalidValue
 from glassblock.numerics.activations import activation_named
 from glassblock.numerics.fused_layouts import RowLayout, candidate_groups
 
-GATE_RULE_NAMES = frozenset({"ffn/gate-up-swapped", "ffn/fused-order", "ffn/fused-layout", "ffn/mispaired-neurons"})
+LAYOUT_RULES = frozenset({"ffn/gate-up-swapped", "ffn/fused-order", "ffn/fused-layout"})
+"""The rules that tell which rows of a layer are gate and which are up."""
+
+GATE_RULE_NAMES = LAYOUT_RULES | {"ffn/mispaired-neurons"}
 """The rules that look at the evidence about gates: separate ones, fused ones, and how neurons are paired."""
 
 ALPHA = 1e-3
